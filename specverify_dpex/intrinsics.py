@@ -1,0 +1,88 @@
+"""The SPIR-V built-ins that numba-dpex lacks, as functions that a kernel can call.
+
+Each is one call of an OpenCL or SPIR-V built-in by its mangled name, which llvm-spirv turns into one instruction.
+numba-dpex has its own way to read a work-item's ids, a partial load of the built-in vector, on which the graphics
+compiler of Debian 12 crashes; the OpenCL built-ins work on every compiler tried.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numba_dpex.kernel_api_impl.spirv.target import CC_SPIR_FUNC, SPIRV_TARGET_NAME
+
+_WORK_GROUP_SCOPE = 2  # SPIR-V specification, "Scope <id>": 2 is Workgroup
+_REDUCE, _EXCLUSIVE_SCAN = 0, 2  # "Group Operation": 0 Reduce, 1 InclusiveScan, 2 ExclusiveScan
+
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_F32 = ir.FloatType()
+
+
+def _call(builder, name, result, arguments, convergent=False):
+    """Call the spir_func `name`, declaring it in the module where it is not yet."""
+    signature = ir.FunctionType(result, [argument.type for argument in arguments])
+    function = cgutils.get_or_insert_function(builder.module, signature, name)
+    function.calling_convention = CC_SPIR_FUNC
+    call = builder.call(function, arguments, cconv=CC_SPIR_FUNC)
+    # A convergent call must not be moved into control flow that only some work-items take.
+    attributes = ("nounwind", "convergent") if convergent else ("nounwind",)
+    for attribute in attributes:
+        function.attributes.add(attribute)
+        call.attributes.add(attribute)
+    return call
+
+
+def _work_item_query(name):
+    """A query of one OpenCL work-item function, along the dimension that is its one argument."""
+
+    def query(typing_context, dimension):
+        def generate(context, builder, signature, arguments):
+            return _call(builder, name, _I64, [builder.trunc(arguments[0], _I32)])
+
+        return types.int64(types.int64), generate
+
+    return query
+
+
+def _group_collective(name, operation):
+    """A collective of a work-group over one uint64 of each work-item; all work-items must call it."""
+
+    def collective(typing_context, value):
+        def generate(context, builder, signature, arguments):
+            scope = ir.Constant(_I32, _WORK_GROUP_SCOPE)
+            return _call(builder, name, _I64, [scope, ir.Constant(_I32, operation), *arguments], convergent=True)
+
+        return types.uint64(types.uint64), generate
+
+    return collective
+
+
+def _at(typing_context, pointer, elements):
+    """The pointer `elements` past `pointer`, which numba's pointers have no operator for."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return pointer(pointer, types.int64), generate
+
+
+def _fma(typing_context, a, b, c):
+    def generate(context, builder, signature, arguments):
+        return _call(builder, "_Z15__spirv_ocl_fmafff", _F32, arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+_device = intrinsic(target=SPIRV_TARGET_NAME)
+
+local_id = _device(_work_item_query("_Z12get_local_idj"))
+local_size = _device(_work_item_query("_Z14get_local_sizej"))
+group_id = _device(_work_item_query("_Z12get_group_idj"))
+num_groups = _device(_work_item_query("_Z14get_num_groupsj"))
+group_sum = _device(_group_collective("_Z17__spirv_GroupIAddjjm", _REDUCE))
+group_scan = _device(_group_collective("_Z17__spirv_GroupIAddjjm", _EXCLUSIVE_SCAN))
+group_min = _device(_group_collective("_Z17__spirv_GroupUMinjjm", _REDUCE))
+fma = _device(_fma)
+at = _device(_at)

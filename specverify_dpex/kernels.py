@@ -1,0 +1,398 @@
+"""Device code: the two kernels of verification and the one that writes out uniforms.
+
+`mass` walks the drafts of a sequence to its first stop and adds up the weights of one slice of the row that the draw
+will use; `draw` turns the slice sums and a uniform into a token. Weights are integers in units of 2**-44, so every
+sum here is exact and no order of addition, work-group size or number of slices changes a result.
+
+numba widens int32 arithmetic to int64 and any float literal to float64, which many Intel GPUs lack: constants and
+intermediate values are wrapped in their 32-bit type at each step.
+"""
+
+import numba_dpex as dpex
+import numpy as np
+
+from specverify_dpex.constants import (
+    MAX_VOCAB,
+    PHILOX_ACCEPT,
+    PHILOX_ROW_KEYS,
+    PHILOX_SAMPLE,
+    STREAM_ACCEPT,
+    STREAM_SAMPLE,
+)
+from specverify_dpex.intrinsics import (
+    at,
+    fma,
+    group_id,
+    group_min,
+    group_scan,
+    group_sum,
+    local_id,
+    local_size,
+    num_groups,
+)
+
+# A weight's two limbs have 22 bits each: 2**22 is what both are scaled by.
+LIMB_BITS = np.uint64(22)
+LIMB_SCALE = np.float32(2**22)
+# A limb is at most 2**22, so this many of them fit in a uint32 counter with half its range to spare.
+STEPS_PER_FLUSH = 512
+# Steps of the draw's middle level: long enough to pay for its collective, short enough to search quickly.
+STEPS_PER_TILE = 16
+
+SMALLEST_NORMAL = np.float32(2.0**-126)
+# Scales both sides of the acceptance test so that nothing underflows: the sides differ by at least 2**-174 where
+# target >= 2**-126, and neither exceeds 1 before scaling.
+ACCEPT_SCALE = np.float32(2.0**100)
+
+UNIFORM_TO_FIXED = np.float32(2.0**32)
+FIXED_TO_UNIFORM = np.float32(2.0**-24)
+LOW_WORD = np.uint64(0xFFFFFFFF)
+WORD_BITS = np.uint64(32)
+
+# Multipliers and key increments of Philox4x32 (Salmon et al. 2011, table 2 and section 3.3).
+PHILOX_M0 = np.uint64(0xD2511F53)
+PHILOX_M1 = np.uint64(0xCD9E8D57)
+PHILOX_W0 = np.uint32(0x9E3779B9)
+PHILOX_W1 = np.uint32(0xBB67AE85)
+PHILOX_ROUNDS = 10
+
+
+@dpex.device_func
+def _uniform(seed, position, row, offset, stream):
+    """Philox4x32-10 at counter (position, row, offset, stream): a uniform in [0, 1) of 24 bits."""
+    key0 = np.uint32(seed & LOW_WORD)
+    key1 = np.uint32(seed >> WORD_BITS)
+    word0 = np.uint32(position)
+    word1 = np.uint32(row)
+    word2 = np.uint32(offset)
+    word3 = np.uint32(stream)
+    for _ in range(PHILOX_ROUNDS):
+        product0 = np.uint64(word0) * PHILOX_M0
+        product1 = np.uint64(word2) * PHILOX_M1
+        word0 = np.uint32(np.uint32(product1 >> WORD_BITS) ^ word1 ^ key0)
+        word1 = np.uint32(product1 & LOW_WORD)
+        word2 = np.uint32(np.uint32(product0 >> WORD_BITS) ^ word3 ^ key1)
+        word3 = np.uint32(product0 & LOW_WORD)
+        key0 = np.uint32(key0 + PHILOX_W0)
+        key1 = np.uint32(key1 + PHILOX_W1)
+    return np.float32(np.int32(word0 >> np.uint32(8))) * FIXED_TO_UNIFORM
+
+
+@dpex.device_func
+def _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, stream):
+    """The uniform of one position, by the key and row number that the contract gives the sequence."""
+    if philox & PHILOX_ROW_KEYS:
+        return _uniform(keys[sequence * keys_batch], position, 0, offset, stream)
+    return _uniform(seed, position, sequence, offset, stream)
+
+
+@dpex.device_func
+def _accepts(target, draft, uniform):
+    """Whether u * min(draft, 1) < min(target, 1), exactly, with the corners of the contract."""
+    if target != target or draft != draft:
+        return False
+    t = min(target, np.float32(1))
+    d = min(draft, np.float32(1))
+    if t < SMALLEST_NORMAL:
+        return False
+    if t >= d:
+        return True
+    # One rounding at the end keeps the sign of the exact difference; a NaN uniform compares false.
+    return fma(uniform, np.float32(ACCEPT_SCALE * d), np.float32(-ACCEPT_SCALE * t)) < np.float32(0)
+
+
+@dpex.device_func
+def _limbs(r):
+    """The weight floor(2**44 * min(max(r, 0), 1)) as two limbs of 22 bits, by 32-bit instructions; NaN -> 0."""
+    positive = r if r > np.float32(0) else np.float32(0)
+    scaled = np.float32((positive if positive < np.float32(1) else np.float32(1)) * LIMB_SCALE)
+    high = np.int32(scaled)
+    low = np.int32(np.float32(scaled - np.float32(high)) * LIMB_SCALE)
+    return np.uint32(high), np.uint32(low)
+
+
+@dpex.device_func
+def _combine(high, low):
+    return (np.uint64(high) << LIMB_BITS) + np.uint64(low)
+
+
+@dpex.device_func
+def _value(target_row, draft_row, residual, v):
+    """What the weight of token v is made of: the residual or the target's probability."""
+    if residual:
+        return np.float32(target_row[v] - draft_row[v])
+    return target_row[v]
+
+
+@dpex.device_func
+def _weight(target_row, draft_row, residual, excluded, v):
+    """The weight of token v; `excluded` is the token that has none, or -1."""
+    if v == excluded:
+        return np.uint64(0)
+    high, low = _limbs(_value(target_row, draft_row, residual, v))
+    return _combine(high, low)
+
+
+@dpex.device_func
+def _partial_mass(target_row, draft_row, residual, first, last, lane, lanes):
+    """This work-item's share of the weights of tokens [first, last): every lanes-th of them."""
+    mass = np.uint64(0)
+    steps = np.int64(np.uint32(last - first) // np.uint32(lanes))
+    v = first + lane
+    for flush in range(steps // STEPS_PER_FLUSH + 1):
+        high_sum = np.uint32(0)
+        low_sum = np.uint32(0)
+        for _ in range(min(STEPS_PER_FLUSH, steps - flush * STEPS_PER_FLUSH)):
+            high, low = _limbs(_value(target_row, draft_row, residual, v))
+            high_sum = np.uint32(high_sum + high)
+            low_sum = np.uint32(low_sum + low)
+            v += lanes
+        mass += _combine(high_sum, low_sum)
+    if v < last:
+        high, low = _limbs(_value(target_row, draft_row, residual, v))
+        mass += _combine(high, low)
+    return mass
+
+
+@dpex.device_func
+def _fixed_point(uniform):
+    """U = floor(2**32 * uniform), clamped to 32 bits; NaN -> 0."""
+    if uniform >= np.float32(1):
+        return LOW_WORD
+    if uniform > np.float32(0):
+        return np.uint64(np.uint32(np.float32(uniform * UNIFORM_TO_FIXED)))
+    return np.uint64(0)
+
+
+@dpex.device_func
+def _threshold(fixed, total):
+    """floor(fixed * total / 2**32): the product has 96 bits, so the halves of the total are multiplied apart."""
+    return fixed * (total >> WORD_BITS) + ((fixed * (total & LOW_WORD)) >> WORD_BITS)
+
+
+@dpex.kernel
+def mass_kernel(
+    draft_tokens,         # IN   (batch, num_draft) int64, two strides in elements, as all below
+    draft_tokens_batch,
+    draft_tokens_position,
+    draft_probs,          # IN   (batch, num_draft, vocab) float32, last axis contiguous; not read without has_draft
+    draft_probs_batch,
+    draft_probs_position,
+    target_probs,         # IN   (batch, num_draft + 1, vocab) float32, last axis contiguous
+    target_probs_batch,
+    target_probs_position,
+    uniform_accept,       # IN   (batch, num_draft) float32; not read with PHILOX_ACCEPT
+    uniform_accept_batch,
+    uniform_accept_position,
+    philox,               # IN   bits PHILOX_*
+    keys,                 # IN   (batch,) uint64; read with PHILOX_ROW_KEYS only
+    keys_batch,
+    seed,                 # IN   uint64
+    offset,               # IN   uint32
+    has_draft,            # IN   0: the draft put probability 1 on its token
+    num_draft,
+    vocab,
+    slice_length,         # IN   tokens in each work-group's slice; slices * slice_length >= vocab
+    stops,                # OUT  (batch,) int64: accepted * 2, plus 1 where the drafts ended without a rejection
+    slice_mass,           # OUT  (batch, slices) uint64
+):
+    """Work-groups (slice, sequence): the stop of each sequence and the mass of each slice of the row there."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    slice_index = group_id(0)
+    sequence = group_id(1)
+
+    # Work-items look at neighbouring positions and the group takes the first stop: a serial walk with an exit would
+    # leave its result divergent to the compiler, and with it the loops that follow.
+    first_stop = num_draft * 2 + 1
+    for step in range(num_draft):
+        position = step * lanes + lane
+        if position >= num_draft:
+            break
+        token = draft_tokens[sequence * draft_tokens_batch + position * draft_tokens_position]
+        accepts = False
+        if token >= 0 and token < vocab:
+            target = target_probs[sequence * target_probs_batch + position * target_probs_position + token]
+            draft = np.float32(1)
+            if has_draft:
+                draft = draft_probs[sequence * draft_probs_batch + position * draft_probs_position + token]
+            if philox & PHILOX_ACCEPT:
+                uniform = _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT)
+            else:
+                uniform = uniform_accept[sequence * uniform_accept_batch + position * uniform_accept_position]
+            accepts = _accepts(target, draft, uniform)
+        if not accepts:
+            first_stop = min(first_stop, position * 2 + (1 if token < 0 else 0))
+    stop = np.int64(group_min(np.uint64(first_stop)))
+    position = stop >> 1
+    rejected = (stop & 1) == 0
+    if lane == 0 and slice_index == 0:
+        stops[sequence] = stop
+
+    target_row = at(target_probs, sequence * target_probs_batch + position * target_probs_position)
+    draft_row = at(draft_probs, sequence * draft_probs_batch + position * draft_probs_position)
+    first = min(slice_index * slice_length, vocab)
+    last = min(first + slice_length, vocab)
+    if rejected and has_draft:
+        partial = _partial_mass(target_row, draft_row, True, first, last, lane, lanes)
+    else:
+        partial = _partial_mass(target_row, draft_row, False, first, last, lane, lanes)
+    mass = group_sum(partial)
+    if lane == 0:
+        if rejected and not has_draft:
+            token = draft_tokens[sequence * draft_tokens_batch + position * draft_tokens_position]
+            if token >= first and token < last:
+                high, low = _limbs(target_row[token])
+                mass -= _combine(high, low)
+        slice_mass[sequence * num_groups(0) + slice_index] = mass
+
+
+@dpex.kernel
+def draw_kernel(
+    draft_tokens,         # IN   (batch, num_draft) int64
+    draft_tokens_batch,
+    draft_tokens_position,
+    draft_probs,          # IN   (batch, num_draft, vocab) float32
+    draft_probs_batch,
+    draft_probs_position,
+    target_probs,         # IN   (batch, num_draft + 1, vocab) float32
+    target_probs_batch,
+    target_probs_position,
+    uniform_sample,       # IN   (batch, num_draft + 1) float32; not read with PHILOX_SAMPLE
+    uniform_sample_batch,
+    uniform_sample_position,
+    philox,               # IN   bits PHILOX_*
+    keys,                 # IN   (batch,) uint64; read with PHILOX_ROW_KEYS only
+    keys_batch,
+    seed,                 # IN   uint64
+    offset,               # IN   uint32
+    has_draft,            # IN   0: the draft put probability 1 on its token
+    vocab,
+    slice_length,         # IN   as given to mass_kernel
+    slices,               # IN   as given to mass_kernel
+    stops,                # IN   (batch,) int64, of mass_kernel
+    slice_mass,           # IN   (batch, slices) uint64, of mass_kernel
+    accepted,             # OUT  (batch,) int64
+    next_token,           # OUT  (batch,) int64
+):
+    """Work-group (sequence): the token where the running sum of weights first exceeds the threshold."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    sequence = group_id(0)
+
+    stop = stops[sequence]
+    position = stop >> 1
+    rejected = (stop & 1) == 0
+    target_row = at(target_probs, sequence * target_probs_batch + position * target_probs_position)
+    draft_row = at(draft_probs, sequence * draft_probs_batch + position * draft_probs_position)
+    residual = rejected and has_draft != 0
+    excluded = np.int64(-1)
+    if rejected and not has_draft:
+        excluded = draft_tokens[sequence * draft_tokens_batch + position * draft_tokens_position]
+
+    rounds = np.int64(np.uint32(slices + lanes - 1) // np.uint32(lanes))
+    partial = np.uint64(0)
+    for step in range(rounds):
+        index = step * lanes + lane
+        if index < slices:
+            partial += slice_mass[sequence * slices + index]
+    total = group_sum(partial)
+
+    # A total of 2**64, all of MAX_VOCAB weights at their largest, has wrapped to zero: any weight tells it from zero.
+    wrapped = False
+    if vocab == MAX_VOCAB:
+        wrapped = total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
+    searched_slices = True
+    if total == 0 and rejected and not wrapped:
+        residual = False
+        excluded = np.int64(-1)
+        searched_slices = False
+        total = group_sum(_partial_mass(target_row, draft_row, False, 0, vocab, lane, lanes))
+        if vocab == MAX_VOCAB:
+            wrapped = total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
+
+    if philox & PHILOX_SAMPLE:
+        uniform = _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, STREAM_SAMPLE)
+    else:
+        uniform = uniform_sample[sequence * uniform_sample_batch + position * uniform_sample_position]
+    fixed = _fixed_point(uniform)
+
+    if lane == 0:
+        accepted[sequence] = position
+    if total == 0:
+        if lane == 0:
+            # U * 2**64 / 2**32 lies among equal weights of 2**44: the token is U / 2**12.
+            next_token[sequence] = np.int64(fixed >> np.uint64(12)) if wrapped else np.int64(-1)
+        return
+
+    threshold = _threshold(fixed, total)
+    first = np.int64(0)
+    last = vocab
+    before = np.uint64(0)
+    if searched_slices:
+        running = np.uint64(0)
+        found = np.uint64(0)
+        for step in range(rounds):
+            index = step * lanes + lane
+            mass = np.uint64(0)
+            if index < slices:
+                mass = slice_mass[sequence * slices + index]
+            lower = running + group_scan(mass)
+            here = lower <= threshold and threshold < lower + mass
+            found += group_sum(np.uint64(index) if here else np.uint64(0))
+            before += group_sum(lower if here else np.uint64(0))
+            running += group_sum(mass)
+        first = np.int64(found) * slice_length
+        last = min(first + slice_length, vocab)
+
+    tile_length = STEPS_PER_TILE * lanes
+    for _ in range(np.int64(np.uint32(last - first) // np.uint32(tile_length))):
+        partial = np.uint64(0)
+        for step in range(STEPS_PER_TILE):
+            partial += _weight(target_row, draft_row, residual, excluded, first + step * lanes + lane)
+        mass = group_sum(partial)
+        if threshold < before + mass:
+            break
+        before += mass
+        first += tile_length
+    for _ in range(STEPS_PER_TILE):
+        v = first + lane
+        weight = np.uint64(0)
+        if v < last:
+            weight = _weight(target_row, draft_row, residual, excluded, v)
+        lower = before + group_scan(weight)
+        if lower <= threshold and threshold < lower + weight:
+            next_token[sequence] = v
+        mass = group_sum(weight)
+        if threshold < before + mass:
+            break
+        before += mass
+        first += lanes
+
+
+@dpex.kernel
+def uniforms_kernel(
+    philox,               # IN   bits PHILOX_*
+    keys,                 # IN   (batch,) uint64; read with PHILOX_ROW_KEYS only
+    keys_batch,
+    seed,                 # IN   uint64
+    offset,               # IN   uint32
+    num_draft,
+    uniform_accept,       # OUT  (batch, num_draft) float32, contiguous
+    uniform_sample,       # OUT  (batch, num_draft + 1) float32, contiguous
+):
+    """Work-group (sequence): the uniforms that the other kernels draw for themselves, written out."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    sequence = group_id(0)
+    for step in range(num_draft + 1):
+        position = step * lanes + lane
+        if position > num_draft:
+            break
+        uniform_sample[sequence * (num_draft + 1) + position] = _row_uniform(
+            philox, keys, keys_batch, seed, position, sequence, offset, STREAM_SAMPLE
+        )
+        if position < num_draft:
+            uniform_accept[sequence * num_draft + position] = _row_uniform(
+                philox, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT
+            )
