@@ -1,0 +1,95 @@
+"""The environments that the project is tested in, one session each.
+
+Sessions install the wheel, not the checkout in place: a module that is missing from the wheel fails here and
+not at the user's. Tests therefore start through `pytest`, which leaves the checkout off sys.path.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["lint", "current", "oneapi2025", "compiler"]
+nox.options.reuse_existing_virtualenvs = True  # they hold gigabytes; `make clean` starts afresh
+nox.options.error_on_missing_interpreters = True
+
+# Every session that runs kernels installs a device, so none may skip for want of one.
+DEVICE = {"SPECVERIFY_DPEX_REQUIRE_DEVICE": "1"}
+EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
+DEV = {requirement.split(">")[0]: requirement for requirement in EXTRAS["dev"]}
+COMPILER_PYTHONS = ("3.11", "3.10", "3.9")  # those that numba-dpex has wheels for
+
+
+def compiler_python() -> str | None:
+    """The running Python if numba-dpex has wheels for it, else one that is installed."""
+    if "{}.{}".format(*sys.version_info[:2]) in COMPILER_PYTHONS:
+        return sys.executable
+    for version in COMPILER_PYTHONS:
+        path = shutil.which(f"python{version}")
+        if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+            return path
+    return None
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and mypy."""
+    session.install(DEV["ruff"], DEV["mypy"], DEV["nox"], "numpy")  # mypy reads the types of the last two
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def current(session: nox.Session) -> None:
+    """The stack that `pip install` gives today: dpctl 0.22 on oneAPI 2026."""
+    run_tests(session, "dpctl==0.22.*", "dpnp==0.20.*", "intel-opencl-rt==2026.*")
+
+
+@nox.session
+def oneapi2025(session: nox.Session) -> None:
+    """dpctl 0.21 on oneAPI 2025."""
+    run_tests(session, "dpctl==0.21.*", "dpnp==0.19.*", "intel-opencl-rt==2025.3.*")
+
+
+def run_tests(session: nox.Session, *stack: str) -> None:
+    session.install(".[demo,dpnp]", DEV["pytest"], *stack)
+    session.run("specverify-dpex", "doctor")
+    session.run("pytest", *session.posargs, env=DEVICE)
+
+
+@nox.session(python=compiler_python())
+def compiler(session: nox.Session) -> None:
+    """numba-dpex on oneAPI 2024.2: the committed modules are fresh, and they and kernels.py itself pass."""
+    require_compiler(session)
+    session.install(".[compile,demo]", DEV["pytest"])
+    session.run("specverify-dpex", "doctor")
+    with session.chdir(session.create_tmp()):  # `python -m` would take the checkout
+        session.run("python", "-m", "specverify_dpex.compile", "--check")
+    session.run("pytest", *session.posargs, env=DEVICE)
+    session.run("pytest", *session.posargs, env={**DEVICE, "SPECVERIFY_DPEX_KERNELS": "source"})
+
+
+@nox.session(python=compiler_python(), default=False)
+def compile(session: nox.Session) -> None:
+    """Compile the kernels of the checkout into specverify_dpex/spirv."""
+    require_compiler(session)
+    session.install("--editable", ".[compile]")
+    session.run("python", "-m", "specverify_dpex.compile", *session.posargs)
+
+
+def require_compiler(session: nox.Session) -> None:
+    if compiler_python() is None:
+        session.error("numba-dpex needs Python 3.9 to 3.11, and none is installed. Install python3.11.")
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Time verify() beside the eager routes of dpnp and torch."""
+    # torch runs on its CPU here; 2.13 is the release that goes with dpctl 0.22.
+    session.install(".[cpu,dpnp]", "numpy", "torch==2.13.*", "dpctl==0.22.*", "dpnp==0.20.*")
+    session.run("python", "bench/bench.py", *session.posargs, env=DEVICE)

@@ -1,0 +1,44 @@
+"""Fixtures: the devices and the kinds of arrays that exist here."""
+
+from __future__ import annotations
+
+import os
+
+import specverify_dpex  # noqa: F401  first: it makes the SYCL runtime findable for dpctl
+
+# isort: split
+import arrays
+import dpctl
+import pytest
+
+REQUIRE_DEVICE = bool(os.environ.get("CI") or os.environ.get("SPECVERIFY_DPEX_REQUIRE_DEVICE"))
+_DEVICES = dpctl.get_devices()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize(
+            "device", _DEVICES or [None], ids=lambda device: device and device.filter_string, indirect=True
+        )
+    if "kind" in metafunc.fixturenames:
+        metafunc.parametrize("kind", arrays.kinds(), ids=lambda kind: kind.name)
+    if "strided_kind" in metafunc.fixturenames:
+        strided = [kind for kind in arrays.kinds() if kind.strided]
+        metafunc.parametrize("strided_kind", strided, ids=lambda kind: kind.name)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> dpctl.SyclDevice:
+    """Each SYCL device there is; in CI, a machine without one fails."""
+    if request.param is None:
+        missing = "no SYCL device: `specverify-dpex doctor` says what to install"
+        if REQUIRE_DEVICE:
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return request.param
+
+
+@pytest.fixture
+def queue(device: dpctl.SyclDevice) -> dpctl.SyclQueue:
+    """The queue that array libraries use for the device."""
+    return arrays.cached_queue(device)

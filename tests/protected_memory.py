@@ -1,0 +1,82 @@
+"""Run verify on arrays that end or begin at a page which nothing may touch: a stray access kills this process.
+
+    python protected_memory.py FIRST_SEED COUNT
+
+Run by test_memory.py in a process of its own. Only the OpenCL CPU device reads host pages like these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from typing import Any
+
+import generate
+import numpy as np
+
+from specverify_dpex import UsmArray, dlpack, reference, tuning, verify
+
+PAGE = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+PROT_NONE = 0
+
+
+class ProtectedMemory:
+    """Stands in for a dpctl memory object of exactly `nbytes` bytes, flush with a forbidden page at one side."""
+
+    def __init__(self, nbytes: int, queue: Any, at_end: bool = True):
+        pages = -(-max(nbytes, 1) // PAGE)
+        self._map = mmap.mmap(-1, (pages + 2) * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for forbidden in (start, start + (pages + 1) * PAGE):
+            if _libc.mprotect(forbidden, PAGE, PROT_NONE):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        self.nbytes = nbytes
+        self.sycl_queue = queue
+        self._pointer = start + PAGE + (pages * PAGE - nbytes if at_end else 0)
+
+    def copy_from_host(self, source: Any) -> None:
+        ctypes.memmove(self._pointer, bytes(source), self.nbytes)
+
+    def copy_to_host(self) -> bytes:
+        return ctypes.string_at(self._pointer, self.nbytes)
+
+
+def protected(array: np.ndarray | None, queue: Any, at_end: bool) -> UsmArray | None:
+    if array is None:
+        return None
+    memory = ProtectedMemory(array.nbytes, queue, at_end)
+    memory.copy_from_host(array.tobytes())
+    return UsmArray(array.shape, array.dtype.name, sycl_queue=queue, memory=memory)
+
+
+def main(first_seed: int, count: int) -> None:
+    module = sys.modules["specverify_dpex.verify"]
+    queue = dlpack.default_queue()
+    rng = np.random.default_rng(first_seed)
+    for seed in range(first_seed, first_seed + count):
+        at_end = bool(seed % 2)
+        module.MemoryUSMDevice = lambda nbytes, queue, at_end=at_end: ProtectedMemory(nbytes, queue, at_end)
+        cut = tuning.LaunchShape(*rng.choice((1, 3, 16, 64, 256), 2).tolist(), int(rng.choice((1, 2, 8, 300))))
+        tuning.launch_shape = lambda *_, cut=cut: cut
+        case = generate.random_case(seed, dtype="float32", token_dtype="int64")
+        result = verify(*(protected(array, queue, at_end) for array in case.arrays))
+        expected = reference.verify(*case.arrays)
+        assert result.accepted.tolist() == expected.accepted.tolist(), case.id
+        assert result.next_token.tolist() == expected.next_token.tolist(), case.id
+    print(f"{count} cases touched nothing outside their arrays")
+
+
+def touch() -> None:
+    """Step one byte outside, to show that it kills the process."""
+    memory = ProtectedMemory(8, None)
+    ctypes.memset(memory._pointer + memory.nbytes, 1, 1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["touch"]:
+        touch()
+    else:
+        main(*map(int, sys.argv[1:]))

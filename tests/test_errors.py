@@ -1,0 +1,297 @@
+"""Bad input gives the documented error before anything is launched, and the next call works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import arrays
+import dpctl
+import numpy as np
+import pytest
+
+from specverify_dpex import UsmArray, dlpack, launch, uniforms, verify
+
+BATCH, NUM_DRAFT, VOCAB = 2, 3, 5
+NAMES = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample")
+SHAPES = {
+    "draft_tokens": (BATCH, NUM_DRAFT),
+    "draft_probs": (BATCH, NUM_DRAFT, VOCAB),
+    "target_probs": (BATCH, NUM_DRAFT + 1, VOCAB),
+    "uniform_accept": (BATCH, NUM_DRAFT),
+    "uniform_sample": (BATCH, NUM_DRAFT + 1),
+}
+AXES = {
+    "draft_tokens": "(batch, num_draft)",
+    "draft_probs": "(batch, num_draft, vocab)",
+    "target_probs": "(batch, num_draft + 1, vocab)",
+    "uniform_accept": "(batch, num_draft)",
+    "uniform_sample": "(batch, num_draft + 1)",
+}
+
+
+def good() -> dict[str, Any]:
+    return {
+        name: np.zeros(shape, "i8") if name == "draft_tokens" else np.full(shape, 0.5, "f4")
+        for name, shape in SHAPES.items()
+    }
+
+
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch, device: Any) -> Any:
+    """Launches fail the test; afterwards a good call still works."""
+
+    def launched(*arguments: Any) -> None:
+        pytest.fail("launched before the error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.Kernel, "launch", launched)
+        yield
+    assert verify(**good()).accepted.tolist() == [NUM_DRAFT] * BATCH
+
+
+def message(error: pytest.ExceptionInfo[BaseException]) -> str:
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [3, "text", [[1, 2], [3, 4]], object()], ids=["int", "str", "list", "object"])
+def test_verify_refuses_what_is_no_array(no_launch, name, value):
+    with pytest.raises(TypeError) as error:
+        verify(**{**good(), name: value})
+    assert message(error) == (
+        f"`{name}` must be an array: expected a dpnp, dpctl.tensor or dpnp.tensor array, an object with "
+        f"`__sycl_usm_array_interface__`, or a numpy array, got {type(value).__name__}. "
+        "Use `specverify_dpex.UsmArray.from_list` to copy lists to the device."
+    )
+
+
+@pytest.mark.parametrize("name", ["draft_tokens", "target_probs"])
+def test_verify_refuses_none(no_launch, name):
+    with pytest.raises(TypeError, match=f"^`{name}` must be an array: expected .* got NoneType"):
+        verify(**{**good(), name: None})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int16", "bool", "complex64"])
+def test_verify_refuses_dtypes(no_launch, name, dtype):
+    expected = "int64" if name == "draft_tokens" else "float32"
+    arguments = good()
+    arguments[name] = arguments[name].astype(dtype)
+    with pytest.raises(TypeError) as error:
+        verify(**arguments)
+    shown = {"complex64": "c8", "int16": "i2"}.get(dtype, dtype)
+    assert message(error) == (
+        f"`{name}` must have dtype {expected}: got {shown}. Convert it, for example with {name}.astype('{expected}')"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_verify_refuses_every_wrong_axis(kind, queue, no_launch, name):
+    for axis, extent in enumerate(SHAPES[name]):
+        if (name, axis) in (("draft_tokens", 0), ("draft_tokens", 1), ("target_probs", 2)):
+            continue  # these define what the others must match
+        for wrong in (extent - 1, extent + 1, 0):
+            shape = (*SHAPES[name][:axis], wrong, *SHAPES[name][axis + 1 :])
+            arguments = good()
+            arguments[name] = np.zeros(shape, arguments[name].dtype)
+            wanted = ", ".join(
+                "any" if (name, position) == ("target_probs", 2) else str(right)
+                for position, right in enumerate(SHAPES[name])
+            )
+            with pytest.raises(ValueError) as error:
+                verify(**{key: kind.make(value, queue) for key, value in arguments.items()})
+            assert message(error) == f"`{name}` must have shape {AXES[name]}: expected ({wanted}), got {shape}"
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_verify_names_the_array_that_does_not_match_the_tokens(no_launch, axis):
+    arguments = good()
+    arguments["draft_tokens"] = np.zeros((BATCH + (axis == 0), NUM_DRAFT + (axis == 1)), "i8")
+    with pytest.raises(ValueError, match=r"^`target_probs` must have shape \(batch, num_draft \+ 1, vocab\)"):
+        verify(**arguments)
+
+
+def test_verify_names_the_array_that_does_not_match_the_vocabulary(no_launch):
+    arguments = good()
+    arguments["target_probs"] = np.zeros((BATCH, NUM_DRAFT + 1, VOCAB + 1), "f4")
+    with pytest.raises(ValueError, match=r"^`draft_probs` must have shape .* expected \(2, 3, 6\), got \(2, 3, 5\)"):
+        verify(**arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", [-1, 1], ids=["one-axis-less", "one-axis-more"])
+def test_verify_refuses_ranks(no_launch, name, change):
+    arguments = good()
+    arguments[name] = arguments[name][0] if change < 0 else arguments[name][None]
+    with pytest.raises(ValueError) as error:
+        verify(**arguments)
+    assert message(error).startswith(f"`{name}` must have shape {AXES[name]}: expected (")
+    assert message(error).endswith(f"got {arguments[name].shape}")
+
+
+@pytest.mark.parametrize("vocab", [0, 2**20 + 1])
+def test_verify_refuses_vocabularies(no_launch, vocab):
+    target = np.broadcast_to(np.float32(0), (1, 1, vocab))
+    with pytest.raises(ValueError) as error:
+        verify(np.zeros((1, 0), "i8"), None, target)
+    assert message(error) == (
+        f"`target_probs` must have 1 to 2**20 tokens along its last axis: got {vocab}. "
+        "Cut the unused columns of a padded vocabulary off"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_verify_refuses_mixed_kinds(queue, no_launch, name):
+    arguments = good()
+    arguments[name] = arrays.usm_array(arguments[name], queue)
+    with pytest.raises(TypeError) as error:
+        verify(**arguments)
+    assert message(error) == (
+        f"`{name}` must be of the same kind as `draft_tokens`: expected numpy.ndarray, got specverify_dpex.UsmArray. "
+        "Convert one of them"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "target_probs"])
+def test_verify_refuses_mixed_queues(device, no_launch, name):
+    one, other = dpctl.SyclQueue(device), dpctl.SyclQueue(device)
+    arguments = {key: arrays.usm_array(value, other if key == name else one) for key, value in good().items()}
+    with pytest.raises(ValueError) as error:
+        verify(**arguments)
+    place = device.name.strip()
+    assert message(error) == (
+        f"`{name}` must be on the queue of `target_probs`: expected the queue at {one.addressof_ref():#x} of {place}, "
+        f"got the queue at {other.addressof_ref():#x} of {place}. "
+        "Copy it there, for example with its `to_device(target_probs.sycl_queue)`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"seed": -1}, ValueError, "`seed` must fit in 64 bits: expected an integer in [0, 2**64), got -1"),
+        ({"seed": 2**64}, ValueError, "`seed` must fit in 64 bits"),
+        ({"seed": 1.0}, TypeError, "`seed` must be an integer: expected int, got float"),
+        ({"seed": True}, TypeError, "`seed` must be an integer: expected int, got bool"),
+        ({"seed": "x"}, TypeError, "`seed` must be an integer: expected int, got str"),
+        ({"seed": np.zeros(3, "u8")}, ValueError, "`seed` must have shape (batch,): expected (2,), got (3,)"),
+        ({"seed": np.zeros((2, 1), "u8")}, ValueError, "`seed` must have shape (batch,): expected (2,), got (2, 1)"),
+        ({"seed": np.zeros(2, "i8")}, TypeError, "`seed` must have dtype uint64: got int64"),
+        ({"seed": 1, "offset": -1}, ValueError, "`offset` must fit in 32 bits: expected an integer in [0, 2**32)"),
+        ({"seed": 1, "offset": 2**32}, ValueError, "`offset` must fit in 32 bits"),
+        ({"seed": 1, "offset": 0.5}, TypeError, "`offset` must be an integer: expected int, got float"),
+    ],
+)
+def test_verify_refuses_seeds_and_offsets(no_launch, options, error, text):
+    arguments = {**good(), "uniform_accept": None, "uniform_sample": None}
+    with pytest.raises(error) as raised:
+        verify(**arguments, **options)
+    assert message(raised).startswith(text)
+
+
+def test_verify_refuses_a_seed_that_draws_nothing(no_launch):
+    with pytest.raises(ValueError) as error:
+        verify(**good(), seed=1)
+    assert message(error) == (
+        "`seed` must be None where both uniforms are given: nothing is drawn from it. "
+        "Leave out the uniforms that it should draw"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": (4096, False)},
+        {"data": None},
+        {"syclobj": None},
+        {"shape": 3},
+        {"typestr": 4},
+        {"offset": "x"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_verify_refuses_interfaces_that_lie(queue, no_launch, change):
+    arguments = {
+        name: arrays.Interface(owner.__sycl_usm_array_interface__, owner)
+        for name, owner in ((name, arrays.usm_array(value, queue)) for name, value in good().items())
+    }
+    broken = {**arguments["target_probs"].__sycl_usm_array_interface__, **change}
+    arguments["target_probs"] = arrays.Interface(broken, arguments["target_probs"])
+    with pytest.raises(BufferError) as error:
+        verify(**arguments)
+    assert message(error).startswith(
+        "`target_probs` must be USM memory as its `__sycl_usm_array_interface__` describes it: "
+    )
+
+
+def test_verify_refuses_a_strided_vocabulary_that_it_cannot_copy(queue, no_launch):
+    arguments = {}
+    for name, value in good().items():
+        owner = arrays.usm_array(np.repeat(value, 2, axis=-1), queue)
+        interface = owner.__sycl_usm_array_interface__
+        if name == "target_probs":
+            full = owner.shape
+            interface.update(shape=value.shape, strides=(full[1] * full[2], full[2], 2))
+        else:
+            owner = arrays.usm_array(value, queue)
+            interface = owner.__sycl_usm_array_interface__
+        arguments[name] = arrays.Interface(interface, owner)
+    with pytest.raises(ValueError) as error:
+        verify(**arguments)
+    assert message(error) == (
+        "`target_probs` must be contiguous along its last axis: expected a stride of 1, got 2. "
+        "Copy it, or pass it as an array of a library that can"
+    )
+
+
+def test_verify_without_a_device(monkeypatch):
+    def none_found() -> None:
+        raise dpctl.SyclDeviceCreationError("none")
+
+    monkeypatch.setattr(dlpack, "_default_queue", None)
+    monkeypatch.setattr(dpctl, "select_default_device", none_found)
+    with pytest.raises(RuntimeError) as error:
+        verify(**good())
+    assert message(error) == (
+        "no SYCL device was found. Run `specverify-dpex doctor` to see what is missing, or install the CPU device: "
+        "pip install 'specverify-dpex[cpu]'"
+    )
+
+
+def test_kernels_variable_refuses_other_values(monkeypatch):
+    monkeypatch.setenv("SPECVERIFY_DPEX_KERNELS", "sauce")
+    with pytest.raises(ValueError, match="^`SPECVERIFY_DPEX_KERNELS` must be 'modules' or 'source': got 'sauce'$"):
+        launch.from_source()
+
+
+def test_a_refused_launch_raises_and_the_next_one_works(queue):
+    kernel = launch.kernel(queue, "uniforms")
+    with pytest.raises(RuntimeError, match="^the device refused a launch of"):
+        kernel.launch(queue, (0,) * 8, (1,), 10**9, [])
+    accept, sample = uniforms(1, 0, 2, 3, like=UsmArray((1,), "float32", sycl_queue=queue))
+    np.testing.assert_array_equal(accept.tolist(), uniforms(1, 0, 2, 3)[0])
+    np.testing.assert_array_equal(sample.tolist(), uniforms(1, 0, 2, 3)[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (((2,), "float8"), "`dtype` must name an element type: expected one of ['int32', 'int64', 'uint32', 'uint64', "
+                           "'float32', 'float64'], got 'float8'"),
+    ],
+)  # fmt: skip
+def test_usm_array_refuses_dtypes(device, arguments, text):
+    with pytest.raises(ValueError) as error:
+        UsmArray(*arguments)
+    assert message(error) == text
+
+
+def test_usm_array_refuses_memory_that_is_too_small(queue):
+    memory = UsmArray((4,), "int64", sycl_queue=queue).memory
+    with pytest.raises(ValueError, match="^`memory` must hold the array: expected 40 bytes, got 32$"):
+        UsmArray((4,), "int64", memory=memory, byte_offset=8)
+
+
+def test_usm_array_refuses_ragged_lists(device):
+    with pytest.raises(ValueError, match="^`values` must have rows of equal length: expected 2 along axis 1$"):
+        UsmArray.from_list([[1, 2], [3]], "int64")

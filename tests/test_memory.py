@@ -1,0 +1,148 @@
+"""No input makes a kernel read or write outside its arrays, and memory lives as long as it is used."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import arrays
+import generate
+import numpy as np
+import pytest
+from dpctl.memory import MemoryUSMDevice
+
+from specverify_dpex import UsmArray, reference, tuning, verify
+
+GUARD = 4096  # bytes
+SENTINEL = 0xA5
+PROTECTED_MEMORY = Path(__file__).with_name("protected_memory.py")
+
+
+class Guarded:
+    """Stands in for a memory object between two guard zones of one larger allocation."""
+
+    def __init__(self, nbytes: int, queue: Any, fill: int = SENTINEL):
+        self.whole = MemoryUSMDevice(nbytes + 2 * GUARD, queue=queue)
+        self.whole.copy_from_host(np.full(self.whole.nbytes, fill, "u1"))
+        self.nbytes = nbytes
+        self.sycl_queue = queue
+        self._pointer = self.whole._pointer + GUARD
+
+    def copy_to_host(self) -> np.ndarray:
+        return np.asarray(self.whole.copy_to_host())[GUARD : GUARD + self.nbytes]
+
+    def guards(self) -> np.ndarray:
+        whole = np.asarray(self.whole.copy_to_host())
+        return np.concatenate([whole[:GUARD], whole[GUARD + self.nbytes :]])
+
+
+def run_protected(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(PROTECTED_MEMORY), *map(str, arguments)], capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.mark.parametrize("first_seed", [0, 10_000])
+def test_verify_touches_no_page_beside_its_arrays(device, first_seed):
+    if not device.is_cpu:
+        pytest.skip("page protection is the host's: test_verify_writes_nothing_beside_its_results covers other devices")
+    done = run_protected(first_seed, 250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "250 cases touched nothing outside their arrays\n"
+
+
+def test_a_touch_beside_protected_memory_kills_the_process(device):
+    assert run_protected("touch").returncode < 0
+
+
+@pytest.mark.parametrize("slices", [1, 8, 300])
+def test_verify_writes_nothing_beside_its_results(queue, monkeypatch, slices):
+    allocated: list[Guarded] = []
+
+    def allocate(nbytes: int, queue: Any) -> Guarded:
+        allocated.append(Guarded(nbytes, queue))
+        return allocated[-1]
+
+    monkeypatch.setattr(sys.modules["specverify_dpex.verify"], "MemoryUSMDevice", allocate)
+    monkeypatch.setattr(tuning, "launch_shape", lambda *_: tuning.LaunchShape(64, 64, slices))
+    for seed in range(40):
+        case = generate.random_case(seed, dtype="float32", token_dtype="int64")
+        result = verify(*(None if array is None else arrays.usm_array(array, queue) for array in case.arrays))
+        expected = reference.verify(*case.arrays)
+        assert result.accepted.tolist() == expected.accepted.tolist()
+        assert result.next_token.tolist() == expected.next_token.tolist()
+        (memory,) = allocated
+        assert (memory.guards() == SENTINEL).all()
+        allocated.clear()
+
+
+@pytest.mark.parametrize("fill", [0x00, 0x3F, 0x7F, 0xFF], ids=["zeros", "halves", "huge", "nan"])
+def test_verify_writes_nothing_into_its_inputs_and_reads_no_neighbour(queue, fill):
+    for seed in range(20):
+        case = generate.random_case(seed, dtype="float32", token_dtype="int64")
+        inputs, guarded = [], []
+        for array in case.arrays:
+            if array is None:
+                inputs.append(None)
+                continue
+            memory = Guarded(array.nbytes, queue, fill)
+            if array.nbytes:
+                inside = np.asarray(memory.whole.copy_to_host()).copy()
+                inside[GUARD : GUARD + array.nbytes] = np.frombuffer(array.tobytes(), "u1")
+                memory.whole.copy_from_host(inside)
+                guarded.append((memory, inside))
+            inputs.append(UsmArray(array.shape, array.dtype.name, sycl_queue=queue, memory=memory))
+        result = verify(*inputs)
+        expected = reference.verify(*case.arrays)
+        assert result.accepted.tolist() == expected.accepted.tolist()
+        assert result.next_token.tolist() == expected.next_token.tolist()
+        for memory, before in guarded:
+            np.testing.assert_array_equal(np.asarray(memory.whole.copy_to_host()), before)
+
+
+def test_results_of_two_calls_share_no_memory(kind, queue):
+    one = generate.accept_all(0, (3, 2, 7))
+    other = generate.reject_first(0, (3, 2, 7))
+    first = verify(*(kind.make(array, queue) for array in one.arrays))
+    second = verify(*(kind.make(array, queue) for array in other.arrays))
+    assert kind.read(first.accepted).tolist() == [2, 2, 2]
+    assert kind.read(second.accepted).tolist() == [0, 0, 0]
+
+
+def test_inputs_may_be_dropped_while_the_device_works(kind, queue):
+    case = generate.random_case(3, shape=(16, 5, 32000), dtype="float32", token_dtype="int64", with_draft_probs=True)
+    expected = reference.verify(*case.arrays)
+    results = []
+    for _ in range(20):
+        results.append(verify(*(kind.make(array, queue) for array in case.arrays)))
+        gc.collect()
+        np.zeros(case.target_probs.size, "f4").fill(np.nan)
+    for result in results:
+        np.testing.assert_array_equal(kind.read(result.accepted), expected.accepted)
+        np.testing.assert_array_equal(kind.read(result.next_token), expected.next_token)
+
+
+def test_results_outlive_one_another_and_the_inputs(kind, queue):
+    case = generate.random_case(4, shape=(4, 3, 257), dtype="float32", token_dtype="int64", with_draft_probs=True)
+    expected = reference.verify(*case.arrays)
+    next_token = verify(*(kind.make(array, queue) for array in case.arrays)).next_token
+    gc.collect()
+    np.testing.assert_array_equal(kind.read(next_token), expected.next_token)
+
+
+def test_thousands_of_calls_leak_nothing(queue):
+    resource = pytest.importorskip("resource", reason="only POSIX counts a process's memory this way")
+    case = generate.random_case(5, shape=(8, 5, 257), dtype="float32", token_dtype="int64", with_draft_probs=True)
+    inputs = [arrays.usm_array(array, queue) for array in case.arrays]
+
+    def kilobytes_after(calls: int) -> int:
+        for _ in range(calls):
+            verify(*inputs)
+        gc.collect()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = kilobytes_after(1000)
+    assert kilobytes_after(4000) - before < 4000  # less than 1 kB a call; an event or a result that stays is more
