@@ -96,7 +96,15 @@ class Floor(Engine):
 
     name = "floor"
     entry_point = "floor_f32"
-    argument_types = ["float32*", "float32*", "int64*", "int64", "int64", "int64", "float32*"]
+    arguments = (
+        ("draft_probs", "float32*"),
+        ("target_probs", "float32*"),
+        ("stops", "int64*"),
+        ("num_draft", "int64"),
+        ("vocab", "int64"),
+        ("slice_length", "int64"),
+        ("sums", "float32*"),
+    )
     tolerance = 1e-4
     """Of a row's sum: a work-item adds some thousand numbers of one sign, each time rounding to 2**-24."""
 
@@ -116,26 +124,30 @@ class Floor(Engine):
 
     def _load(self, queue: dpctl.SyclQueue) -> launch.Kernel:
         module = Path(__file__).with_name(f"{self.entry_point}.spv").read_bytes()
-        return launch.Kernel(queue, self.entry_point, module, self.argument_types)
+        arguments = [{"name": name, "type": type_} for name, type_ in self.arguments]
+        return launch.Kernel(queue, self.entry_point, module, arguments)
 
     def _cut(self, work_group: int, slices: int) -> None:
         batch, num_draft, vocab = self.inputs.workload
         self._sums = UsmArray((batch, slices, work_group), "float32", sycl_queue=self.inputs.queue)
-        addresses = [_address(array) for array in (*self._rows, self._stops, self._sums)]
-        self._launch: tuple[Any, ...] = (
-            self.inputs.queue,
-            (*addresses[:3], num_draft, vocab, -(-vocab // slices), addresses[3]),
-            (batch, slices),
-            work_group,
-            [],
-        )
+        draft_probs, target_probs = self._rows
+        arguments = {
+            "draft_probs": _address(draft_probs),
+            "target_probs": _address(target_probs),
+            "stops": _address(self._stops),
+            "num_draft": num_draft,
+            "vocab": vocab,
+            "slice_length": -(-vocab // slices),
+            "sums": _address(self._sums),
+        }
+        self._launch = launch.Launch(self._kernel, self.inputs.queue, arguments, (batch, slices), work_group)
 
     def _run_cut(self, cut: tuple[int, int]) -> None:
         self._cut(*cut)
         self.run()
 
     def run(self):
-        self._kernel.launch(*self._launch).wait()
+        self._launch.submit(()).wait()
 
     def mismatch(self):
         sequence, position = np.arange(self.inputs.workload.batch), self.inputs.expected.accepted

@@ -66,8 +66,8 @@ def _entry_points() -> list[EntryPoint]:
         "uniform_sample": pointer(types.float32),
         "keys": pointer(types.uint64),
         "seed": types.uint64,
-        "stops": pointer(types.int64),
-        "slice_mass": pointer(types.uint64),
+        "arrivals": pointer(types.uint32),
+        "tile_mass": pointer(types.uint64),
         "accepted": pointer(types.int64),
         "next_token": pointer(types.int64),
     }
@@ -77,8 +77,7 @@ def _entry_points() -> list[EntryPoint]:
         return EntryPoint(name, kernel, tuple(named.get(parameter, types.int64) for parameter in parameters))
 
     return [
-        entry("mass_f32", kernels.mass_kernel),
-        entry("draw_f32", kernels.draw_kernel),
+        entry("verify_f32", kernels.verify_kernel),
         entry("uniforms", kernels.uniforms_kernel),
     ]
 

@@ -195,6 +195,10 @@ class Kind:
     name = "an object with __sycl_usm_array_interface__"
     ordered = False
     """Whether its library orders its own work after the events of dpctl's SequentialOrderManager."""
+    on_host = False
+    """Whether its arrays lie where no kernel can read them."""
+    copies = False
+    """Whether its library can make a contiguous copy."""
 
     def view(self, array: Any, argument: str) -> View:
         """Describe an array, before anything is copied.
@@ -219,23 +223,9 @@ class Kind:
             ) from error
         return View(pointer, shape, strides, dtype, memory.sycl_queue, memory)
 
-    def on_device(self, view: View, argument: str) -> View:
-        """A view that kernels can read: on the device, its last axis contiguous; of a copy where need be.
-
-        Raises
-        ------
-        ValueError
-            If the axis is not contiguous and the array's library has no copy to offer.
-        """
-        if view is ABSENT or view.strides[-1] == 1 or view.shape[-1] <= 1:
-            return view
-        return self._packed(view, argument)
-
-    def _packed(self, view: View, argument: str) -> View:
-        raise ValueError(
-            f"`{argument}` must be contiguous along its last axis: expected a stride of 1, got {view.strides[-1]}. "
-            "Copy it, or pass it as an array of a library that can"
-        )
+    def copy(self, view: View) -> View:
+        """The view of a C-contiguous copy on the device; only where `on_host` or `copies` says so."""
+        raise NotImplementedError
 
     def wrap(self, memory: Any, first: int, shape: tuple[int, ...], dtype: str, queue: dpctl.SyclQueue) -> Any:
         """An array of this kind over results that begin `first` elements into `memory`; `dtype` as in a View."""
@@ -260,6 +250,7 @@ class _TensorKind(Kind):
     """usm_ndarray, of dpctl.tensor or dpnp.tensor; its attributes are read, which is faster than its interface."""
 
     ordered = True
+    copies = True
 
     def __init__(self, module: Any):
         self._module = module
@@ -268,8 +259,8 @@ class _TensorKind(Kind):
     def view(self, array, argument):
         return View(array._pointer, array.shape, array.strides, array.dtype.str[1:], array.sycl_queue, array)
 
-    def _packed(self, view, argument):
-        return _TensorKind.view(self, self._module.copy(view.owner, order="C"), argument)
+    def copy(self, view):
+        return _TensorKind.view(self, self._module.copy(view.owner, order="C"), "copy")
 
     def wrap(self, memory, first, shape, dtype, queue):
         return self._module.usm_ndarray(shape, dtype=dtype, buffer=memory, offset=first)
@@ -294,6 +285,7 @@ class _NumpyKind(Kind):
     """numpy arrays: copied to the default device, and results back, so every call waits."""
 
     name = "numpy.ndarray"
+    on_host = True
 
     def __init__(self, module: Any):
         self._numpy = module
@@ -302,9 +294,7 @@ class _NumpyKind(Kind):
         strides = tuple(stride // array.itemsize for stride in array.strides)
         return View(0, array.shape, strides, array.dtype.str[1:], default_queue(), array)
 
-    def on_device(self, view, argument):
-        if view is ABSENT:
-            return view
+    def copy(self, view):
         array = view.owner
         # A device computes in the host's byte order.
         packed = self._numpy.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
@@ -314,9 +304,10 @@ class _NumpyKind(Kind):
         return View(memory._pointer, view.shape, contiguous_strides(view.shape), view.dtype, view.queue, memory)
 
     def wrap(self, memory, first, shape, dtype, queue):
-        count = math.prod(shape)
-        begin = first * int(dtype[1:])
-        return self._numpy.frombuffer(memory.copy_to_host(), dtype=dtype, count=count, offset=begin).reshape(shape)
+        if 0 in shape:
+            return self._numpy.empty(shape, dtype)
+        part = as_usm_memory(super().wrap(memory, first, shape, dtype, queue))
+        return self._numpy.frombuffer(part.copy_to_host(), dtype=dtype).reshape(shape)
 
 
 _OBJECT_KIND = Kind()

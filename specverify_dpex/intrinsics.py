@@ -12,7 +12,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba_dpex.kernel_api_impl.spirv.target import CC_SPIR_FUNC, SPIRV_TARGET_NAME
 
-_WORK_GROUP_SCOPE = 2  # SPIR-V specification, "Scope <id>": 2 is Workgroup
+_DEVICE_SCOPE, _WORK_GROUP_SCOPE = 1, 2  # SPIR-V specification, "Scope <id>"
+_ACQUIRE_RELEASE, _CROSS_WORK_GROUP_MEMORY = 0x8, 0x200  # "Memory Semantics <id>"
 _REDUCE, _EXCLUSIVE_SCAN = 0, 2  # "Group Operation": 0 Reduce, 1 InclusiveScan, 2 ExclusiveScan
 
 _I32 = ir.IntType(32)
@@ -59,6 +60,34 @@ def _group_collective(name, operation):
     return collective
 
 
+def _atomic_increment(typing_context, pointer):
+    """Add 1 to a uint32 in global memory and return what it was, ordering the device's memory around it.
+
+    Work-items that see the sum of others' increments see all that those wrote before.
+    """
+
+    def generate(context, builder, signature, arguments):
+        scope = ir.Constant(_I32, _DEVICE_SCOPE)
+        semantics = ir.Constant(_I32, _ACQUIRE_RELEASE | _CROSS_WORK_GROUP_MEMORY)
+        name = "_Z18__spirv_AtomicIAddPU3AS1jjjj"
+        return _call(builder, name, _I32, [arguments[0], scope, semantics, ir.Constant(_I32, 1)], convergent=True)
+
+    return types.uint32(pointer), generate
+
+
+def _group_barrier(typing_context):
+    """Wait for the work-group, with what its work-items wrote to global memory visible to all of it."""
+
+    def generate(context, builder, signature, arguments):
+        scope = ir.Constant(_I32, _WORK_GROUP_SCOPE)
+        semantics = ir.Constant(_I32, _ACQUIRE_RELEASE | _CROSS_WORK_GROUP_MEMORY)
+        name = "_Z22__spirv_ControlBarrierjjj"
+        _call(builder, name, ir.VoidType(), [scope, scope, semantics], convergent=True)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 def _at(typing_context, pointer, elements):
     """The pointer `elements` past `pointer`, which numba's pointers have no operator for."""
 
@@ -86,3 +115,5 @@ group_scan = _device(_group_collective("_Z17__spirv_GroupIAddjjm", _EXCLUSIVE_SC
 group_min = _device(_group_collective("_Z17__spirv_GroupUMinjjm", _REDUCE))
 fma = _device(_fma)
 at = _device(_at)
+atomic_increment = _device(_atomic_increment)
+group_barrier = _device(_group_barrier)

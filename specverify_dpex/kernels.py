@@ -1,8 +1,8 @@
-"""Device code: the two kernels of verification and the one that writes out uniforms.
+"""Device code: the kernel of verification and the one that writes out uniforms.
 
-`mass` walks the drafts of a sequence to its first stop and adds up the weights of one slice of the row that the draw
-will use; `draw` turns the slice sums and a uniform into a token. Weights are integers in units of 2**-44, so every
-sum here is exact and no order of addition, work-group size or number of slices changes a result.
+Each work-group walks the drafts of its sequence to their first stop and adds up the weights of its slice of the row
+that the draw uses; the last one to finish turns the sums and a uniform into a token. Weights are integers in units of
+2**-44, so every sum here is exact and no order of addition, work-group size or number of slices changes a result.
 
 numba widens int32 arithmetic to int64 and any float literal to float64, which many Intel GPUs lack: constants and
 intermediate values are wrapped in their 32-bit type at each step.
@@ -21,7 +21,9 @@ from specverify_dpex.constants import (
 )
 from specverify_dpex.intrinsics import (
     at,
+    atomic_increment,
     fma,
+    group_barrier,
     group_id,
     group_min,
     group_scan,
@@ -34,11 +36,6 @@ from specverify_dpex.intrinsics import (
 # A weight's two limbs have 22 bits each: 2**22 is what both are scaled by.
 LIMB_BITS = np.uint64(22)
 LIMB_SCALE = np.float32(2**22)
-# A limb is at most 2**22, so this many of them fit in a uint32 counter with half its range to spare.
-STEPS_PER_FLUSH = 512
-# Steps of the draw's middle level: long enough to pay for its collective, short enough to search quickly.
-STEPS_PER_TILE = 16
-
 SMALLEST_NORMAL = np.float32(2.0**-126)
 # Scales both sides of the acceptance test so that nothing underflows: the sides differ by at least 2**-174 where
 # target >= 2**-126, and neither exceeds 1 before scaling.
@@ -134,24 +131,40 @@ def _weight(target_row, draft_row, residual, excluded, v):
 
 
 @dpex.device_func
-def _partial_mass(target_row, draft_row, residual, first, last, lane, lanes):
-    """This work-item's share of the weights of tokens [first, last): every lanes-th of them."""
-    mass = np.uint64(0)
-    steps = np.int64(np.uint32(last - first) // np.uint32(lanes))
+def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes):
+    """This work-item's share of the weights of tokens [first, last), a tile: every lanes-th of them."""
+    high_sum = np.uint32(0)
+    low_sum = np.uint32(0)
     v = first + lane
-    for flush in range(steps // STEPS_PER_FLUSH + 1):
-        high_sum = np.uint32(0)
-        low_sum = np.uint32(0)
-        for _ in range(min(STEPS_PER_FLUSH, steps - flush * STEPS_PER_FLUSH)):
-            high, low = _limbs(_value(target_row, draft_row, residual, v))
-            high_sum = np.uint32(high_sum + high)
-            low_sum = np.uint32(low_sum + low)
-            v += lanes
-        mass += _combine(high_sum, low_sum)
-    if v < last:
+    # Four at a time, so that their steps overlap.
+    for _ in range(np.int64(np.uint32(last - first) // np.uint32(4 * lanes))):
+        high0, low0 = _limbs(_value(target_row, draft_row, residual, v))
+        high1, low1 = _limbs(_value(target_row, draft_row, residual, v + lanes))
+        high2, low2 = _limbs(_value(target_row, draft_row, residual, v + 2 * lanes))
+        high3, low3 = _limbs(_value(target_row, draft_row, residual, v + 3 * lanes))
+        high_sum = np.uint32(high_sum + high0 + high1 + high2 + high3)
+        low_sum = np.uint32(low_sum + low0 + low1 + low2 + low3)
+        v += 4 * lanes
+    while v < last:
         high, low = _limbs(_value(target_row, draft_row, residual, v))
-        mass += _combine(high, low)
-    return mass
+        high_sum = np.uint32(high_sum + high)
+        low_sum = np.uint32(low_sum + low)
+        v += lanes
+    return _combine(high_sum, low_sum)
+
+
+@dpex.device_func
+def _sum_tiles(target_row, draft_row, residual, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, sums):
+    """Add up the weights of each tile in [first_tile, last_tile), by the whole work-group, and write the sums."""
+    for tile in range(first_tile, last_tile):
+        first = tile * tile_length
+        last = min(first + tile_length, vocab)
+        mass = group_sum(_tile_mass(target_row, draft_row, residual, first, last, lane, lanes))
+        if lane == 0:
+            if excluded >= first and excluded < last:
+                high, low = _limbs(_value(target_row, draft_row, residual, excluded))
+                mass -= _combine(high, low)
+            sums[tile] = mass
 
 
 @dpex.device_func
@@ -170,8 +183,41 @@ def _threshold(fixed, total):
     return fixed * (total >> WORD_BITS) + ((fixed * (total & LOW_WORD)) >> WORD_BITS)
 
 
+@dpex.device_func
+def _walk(
+    draft_tokens, draft_tokens_position, draft_probs, draft_probs_position, target_probs, target_probs_position,
+    uniform_accept, uniform_accept_position, philox, keys, keys_batch, seed, offset, has_draft, num_draft, vocab,
+    sequence, lane, lanes,
+):  # fmt: skip
+    """The first stop of a sequence: accepted * 2, plus 1 where the drafts ended without a rejection.
+
+    Work-items look at neighbouring positions and the group takes the first stop: a serial walk with an exit would
+    leave its result divergent to the compiler, and with it the loops that follow.
+    """
+    first_stop = num_draft * 2 + 1
+    for step in range(num_draft):
+        position = step * lanes + lane
+        if position >= num_draft:
+            break
+        token = draft_tokens[position * draft_tokens_position]
+        accepts = False
+        if token >= 0 and token < vocab:
+            target = target_probs[position * target_probs_position + token]
+            draft = np.float32(1)
+            if has_draft:
+                draft = draft_probs[position * draft_probs_position + token]
+            if philox & PHILOX_ACCEPT:
+                uniform = _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT)
+            else:
+                uniform = uniform_accept[position * uniform_accept_position]
+            accepts = _accepts(target, draft, uniform)
+        if not accepts:
+            first_stop = min(first_stop, position * 2 + (1 if token < 0 else 0))
+    return np.int64(group_min(np.uint64(first_stop)))
+
+
 @dpex.kernel
-def mass_kernel(
+def verify_kernel(
     draft_tokens,         # IN   (batch, num_draft) int64, two strides in elements, as all below
     draft_tokens_batch,
     draft_tokens_position,
@@ -184,80 +230,6 @@ def mass_kernel(
     uniform_accept,       # IN   (batch, num_draft) float32; not read with PHILOX_ACCEPT
     uniform_accept_batch,
     uniform_accept_position,
-    philox,               # IN   bits PHILOX_*
-    keys,                 # IN   (batch,) uint64; read with PHILOX_ROW_KEYS only
-    keys_batch,
-    seed,                 # IN   uint64
-    offset,               # IN   uint32
-    has_draft,            # IN   0: the draft put probability 1 on its token
-    num_draft,
-    vocab,
-    slice_length,         # IN   tokens in each work-group's slice; slices * slice_length >= vocab
-    stops,                # OUT  (batch,) int64: accepted * 2, plus 1 where the drafts ended without a rejection
-    slice_mass,           # OUT  (batch, slices) uint64
-):
-    """Work-groups (slice, sequence): the stop of each sequence and the mass of each slice of the row there."""
-    lane = local_id(0)
-    lanes = local_size(0)
-    slice_index = group_id(0)
-    sequence = group_id(1)
-
-    # Work-items look at neighbouring positions and the group takes the first stop: a serial walk with an exit would
-    # leave its result divergent to the compiler, and with it the loops that follow.
-    first_stop = num_draft * 2 + 1
-    for step in range(num_draft):
-        position = step * lanes + lane
-        if position >= num_draft:
-            break
-        token = draft_tokens[sequence * draft_tokens_batch + position * draft_tokens_position]
-        accepts = False
-        if token >= 0 and token < vocab:
-            target = target_probs[sequence * target_probs_batch + position * target_probs_position + token]
-            draft = np.float32(1)
-            if has_draft:
-                draft = draft_probs[sequence * draft_probs_batch + position * draft_probs_position + token]
-            if philox & PHILOX_ACCEPT:
-                uniform = _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT)
-            else:
-                uniform = uniform_accept[sequence * uniform_accept_batch + position * uniform_accept_position]
-            accepts = _accepts(target, draft, uniform)
-        if not accepts:
-            first_stop = min(first_stop, position * 2 + (1 if token < 0 else 0))
-    stop = np.int64(group_min(np.uint64(first_stop)))
-    position = stop >> 1
-    rejected = (stop & 1) == 0
-    if lane == 0 and slice_index == 0:
-        stops[sequence] = stop
-
-    target_row = at(target_probs, sequence * target_probs_batch + position * target_probs_position)
-    draft_row = at(draft_probs, sequence * draft_probs_batch + position * draft_probs_position)
-    first = min(slice_index * slice_length, vocab)
-    last = min(first + slice_length, vocab)
-    if rejected and has_draft:
-        partial = _partial_mass(target_row, draft_row, True, first, last, lane, lanes)
-    else:
-        partial = _partial_mass(target_row, draft_row, False, first, last, lane, lanes)
-    mass = group_sum(partial)
-    if lane == 0:
-        if rejected and not has_draft:
-            token = draft_tokens[sequence * draft_tokens_batch + position * draft_tokens_position]
-            if token >= first and token < last:
-                high, low = _limbs(target_row[token])
-                mass -= _combine(high, low)
-        slice_mass[sequence * num_groups(0) + slice_index] = mass
-
-
-@dpex.kernel
-def draw_kernel(
-    draft_tokens,         # IN   (batch, num_draft) int64
-    draft_tokens_batch,
-    draft_tokens_position,
-    draft_probs,          # IN   (batch, num_draft, vocab) float32
-    draft_probs_batch,
-    draft_probs_position,
-    target_probs,         # IN   (batch, num_draft + 1, vocab) float32
-    target_probs_batch,
-    target_probs_position,
     uniform_sample,       # IN   (batch, num_draft + 1) float32; not read with PHILOX_SAMPLE
     uniform_sample_batch,
     uniform_sample_position,
@@ -267,49 +239,82 @@ def draw_kernel(
     seed,                 # IN   uint64
     offset,               # IN   uint32
     has_draft,            # IN   0: the draft put probability 1 on its token
+    num_draft,
     vocab,
-    slice_length,         # IN   as given to mass_kernel
-    slices,               # IN   as given to mass_kernel
-    stops,                # IN   (batch,) int64, of mass_kernel
-    slice_mass,           # IN   (batch, slices) uint64, of mass_kernel
+    tile_length,          # IN   tokens of a tile, a multiple of the work-group's size and at most 512 times it
+    slice_tiles,          # IN   tiles of a work-group's slice; slices * slice_tiles >= tiles
+    tiles,                # IN   tiles of a row
+    arrivals,             # I/O  (batch,) uint32, zero before and after: the slices of each sequence that are done
+    tile_mass,            # TMP  (batch, tiles) uint64
     accepted,             # OUT  (batch,) int64
     next_token,           # OUT  (batch,) int64
 ):
-    """Work-group (sequence): the token where the running sum of weights first exceeds the threshold."""
+    """Work-groups (slice, sequence): each adds up its slice of the row that matters; the last to finish draws."""
     lane = local_id(0)
     lanes = local_size(0)
-    sequence = group_id(0)
+    slice_index = group_id(0)
+    slices = num_groups(0)
+    sequence = group_id(1)
+    draft_tokens = at(draft_tokens, sequence * draft_tokens_batch)
+    draft_probs = at(draft_probs, sequence * draft_probs_batch)
+    target_probs = at(target_probs, sequence * target_probs_batch)
+    tile_mass = at(tile_mass, sequence * tiles)
 
-    stop = stops[sequence]
+    stop = _walk(
+        draft_tokens, draft_tokens_position, draft_probs, draft_probs_position, target_probs, target_probs_position,
+        at(uniform_accept, sequence * uniform_accept_batch), uniform_accept_position, philox, keys, keys_batch, seed,
+        offset, has_draft, num_draft, vocab, sequence, lane, lanes,
+    )  # fmt: skip
     position = stop >> 1
     rejected = (stop & 1) == 0
-    target_row = at(target_probs, sequence * target_probs_batch + position * target_probs_position)
-    draft_row = at(draft_probs, sequence * draft_probs_batch + position * draft_probs_position)
     residual = rejected and has_draft != 0
     excluded = np.int64(-1)
-    if rejected and not has_draft:
-        excluded = draft_tokens[sequence * draft_tokens_batch + position * draft_tokens_position]
+    if rejected and has_draft == 0:
+        excluded = draft_tokens[position * draft_tokens_position]
+    target_row = at(target_probs, position * target_probs_position)
+    draft_row = at(draft_probs, position * draft_probs_position)
 
-    rounds = np.int64(np.uint32(slices + lanes - 1) // np.uint32(lanes))
-    partial = np.uint64(0)
-    for step in range(rounds):
-        index = step * lanes + lane
-        if index < slices:
-            partial += slice_mass[sequence * slices + index]
-    total = group_sum(partial)
+    first_tile = min(slice_index * slice_tiles, tiles)
+    last_tile = min(first_tile + slice_tiles, tiles)
+    if residual:
+        _sum_tiles(
+            target_row, draft_row, True, -1, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass
+        )  # fmt: skip
+    else:
+        _sum_tiles(
+            target_row, draft_row, False, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass
+        )  # fmt: skip
+
+    if slices > 1:
+        arrived = np.uint64(0)
+        if lane == 0:
+            arrived = np.uint64(atomic_increment(at(arrivals, sequence)))
+        if group_sum(arrived) != np.uint64(slices - 1):
+            return
+        if lane == 0:
+            arrivals[sequence] = np.uint32(0)
+    group_barrier()
+
+    # Each work-item takes neighbouring tiles, and later neighbouring tokens: one scan of their sums finds which
+    # work-item's share the threshold falls in, and that one walks through its share.
+    share = np.int64(np.uint32(tiles + lanes - 1) // np.uint32(lanes))
+    mass = np.uint64(0)
+    for tile in range(lane * share, min(lane * share + share, tiles)):
+        mass += tile_mass[tile]
+    total = group_sum(mass)
 
     # A total of 2**64, all of MAX_VOCAB weights at their largest, has wrapped to zero: any weight tells it from zero.
-    wrapped = False
-    if vocab == MAX_VOCAB:
-        wrapped = total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
-    searched_slices = True
+    wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
     if total == 0 and rejected and not wrapped:
         residual = False
         excluded = np.int64(-1)
-        searched_slices = False
-        total = group_sum(_partial_mass(target_row, draft_row, False, 0, vocab, lane, lanes))
-        if vocab == MAX_VOCAB:
-            wrapped = total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
+        _sum_tiles(target_row, draft_row, False, -1, vocab, tile_length, 0, tiles, lane, lanes, tile_mass)
+        group_barrier()
+        mass = np.uint64(0)
+        for tile in range(lane * share, min(lane * share + share, tiles)):
+            mass += tile_mass[tile]
+        total = group_sum(mass)
+        wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
 
     if philox & PHILOX_SAMPLE:
         uniform = _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, STREAM_SAMPLE)
@@ -326,48 +331,33 @@ def draw_kernel(
         return
 
     threshold = _threshold(fixed, total)
-    first = np.int64(0)
-    last = vocab
+    lower = group_scan(mass)
+    found = np.int64(0)
     before = np.uint64(0)
-    if searched_slices:
-        running = np.uint64(0)
-        found = np.uint64(0)
-        for step in range(rounds):
-            index = step * lanes + lane
-            mass = np.uint64(0)
-            if index < slices:
-                mass = slice_mass[sequence * slices + index]
-            lower = running + group_scan(mass)
-            here = lower <= threshold and threshold < lower + mass
-            found += group_sum(np.uint64(index) if here else np.uint64(0))
-            before += group_sum(lower if here else np.uint64(0))
-            running += group_sum(mass)
-        first = np.int64(found) * slice_length
-        last = min(first + slice_length, vocab)
+    if lower <= threshold and threshold < lower + mass:
+        found = lane * share
+        before = lower
+        for _ in range(share):
+            if threshold < before + tile_mass[found]:
+                break
+            before += tile_mass[found]
+            found += 1
+    first = np.int64(group_sum(np.uint64(found))) * tile_length
+    before = group_sum(before)
 
-    tile_length = STEPS_PER_TILE * lanes
-    for _ in range(np.int64(np.uint32(last - first) // np.uint32(tile_length))):
-        partial = np.uint64(0)
-        for step in range(STEPS_PER_TILE):
-            partial += _weight(target_row, draft_row, residual, excluded, first + step * lanes + lane)
-        mass = group_sum(partial)
-        if threshold < before + mass:
-            break
-        before += mass
-        first += tile_length
-    for _ in range(STEPS_PER_TILE):
-        v = first + lane
-        weight = np.uint64(0)
-        if v < last:
-            weight = _weight(target_row, draft_row, residual, excluded, v)
-        lower = before + group_scan(weight)
-        if lower <= threshold and threshold < lower + weight:
-            next_token[sequence] = v
-        mass = group_sum(weight)
-        if threshold < before + mass:
-            break
-        before += mass
-        first += lanes
+    share = np.int64(np.uint32(tile_length) // np.uint32(lanes))
+    first += lane * share
+    last = min(first + share, vocab)
+    mass = np.uint64(0)
+    for v in range(first, last):
+        mass += _weight(target_row, draft_row, residual, excluded, v)
+    lower = before + group_scan(mass)
+    if lower <= threshold and threshold < lower + mass:
+        for v in range(first, last):
+            lower += _weight(target_row, draft_row, residual, excluded, v)
+            if threshold < lower:
+                next_token[sequence] = v
+                break
 
 
 @dpex.kernel

@@ -1,4 +1,4 @@
-"""Programs, launches and their order.
+"""Programs, launches, scratch and their order.
 
 Kernels are launched through dpctl's C interface, which takes plain addresses: `SyclQueue.submit_async` wants a memory
 object for each pointer, and building one for memory that it did not allocate costs more than the launch.
@@ -12,12 +12,15 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import dpctl
 import dpctl._sycl_queue
 import dpctl.program
 from dpctl import event_status_type
+from dpctl.memory import MemoryUSMDevice
 
 from specverify_dpex.spirv import MANIFEST, MODULE_FOLDER
 
@@ -80,16 +83,15 @@ class _Modules:
         self._compiled: dict[str, bytes] = {}
         self._manifest: dict[str, Any] = {}
 
-    def load(self, entry_point: str) -> tuple[bytes, list[str]]:
-        """The module of an entry point and the types of its arguments."""
+    def load(self, entry_point: str) -> tuple[bytes, list[dict[str, str]]]:
+        """The module of an entry point, and the names and types of its arguments."""
         if not self._manifest:
             if from_source():
                 from specverify_dpex.compile import compile_modules
 
                 self._compiled = compile_modules()
             self._manifest = json.loads(self._read(MANIFEST))
-        types = [argument["type"] for argument in self._manifest["modules"][entry_point]["arguments"]]
-        return self._read(f"{entry_point}.spv"), types
+        return self._read(f"{entry_point}.spv"), self._manifest["modules"][entry_point]["arguments"]
 
     def _read(self, name: str) -> bytes:
         return self._compiled.get(name) or (MODULE_FOLDER / name).read_bytes()
@@ -99,7 +101,7 @@ _modules = _Modules()
 
 
 class Kernel:
-    """One entry point, built for one context and device; launching it is safe from several threads.
+    """One entry point, built for one context and device.
 
     Parameters
     ----------
@@ -108,78 +110,18 @@ class Kernel:
     entry_point : str
     module : bytes
         The SPIR-V module that has it.
-    types : list of str
-        The type of each argument: "int64", "uint64", or a pointer's, which ends in "*".
+    arguments : list of dict
+        "name" and "type" of each argument: "int64", "uint64", or a pointer's type, which ends in "*".
     """
 
-    def __init__(self, queue: dpctl.SyclQueue, entry_point: str, module: bytes, types: list[str]):
+    def __init__(self, queue: dpctl.SyclQueue, entry_point: str, module: bytes, arguments: list[dict[str, str]]):
         program = dpctl.program.create_program_from_spirv(queue, module, "")
         self.sycl_kernel = program.get_sycl_kernel(entry_point)
-        self._reference = self.sycl_kernel.addressof_ref()
-        self._pointers = [index for index, type_ in enumerate(types) if type_.endswith("*")]
-        self._count = len(types)
-        self._values = ctypes.c_int64 * self._count
-        self._addresses = ctypes.c_void_p * self._count
-        codes = ["pointer" if type_.endswith("*") else type_ for type_ in types]
-        self._types = (ctypes.c_int * self._count)(*(_ARGUMENT_CODES[code] for code in codes))
-        self._offsets = range(0, 8 * self._count, 8)
         self.max_work_group = self.sycl_kernel.work_group_size
-
-    def launch(
-        self,
-        queue: dpctl.SyclQueue,
-        arguments: tuple[int, ...],
-        groups: tuple[int, ...],
-        work_group: int,
-        events: list[dpctl.SyclEvent],
-    ) -> dpctl.SyclEvent:
-        """Submit the kernel over a grid of work-groups; the last axis of `groups` varies fastest.
-
-        Parameters
-        ----------
-        arguments : tuple of int
-            Addresses for pointers and values for scalars, in the kernel's order.
-        groups : tuple of int
-            Work-groups along each axis.
-        work_group : int
-            Work-items of a work-group, all along the last axis.
-        events : list of dpctl.SyclEvent
-            What must be complete before it starts.
-
-        Raises
-        ------
-        RuntimeError
-            If the device refuses the launch.
-        """
-        values = self._values(*arguments)
-        start = ctypes.addressof(values)
-        addresses = self._addresses(*(start + offset for offset in self._offsets))
-        for index in self._pointers:
-            addresses[index] = arguments[index] or None
-        dimensions = len(groups)
-        local = (ctypes.c_size_t * 3)(*(1,) * (dimensions - 1), work_group)
-        extent = (ctypes.c_size_t * 3)(*groups[:-1], groups[-1] * work_group)
-        waits = (ctypes.c_void_p * len(events))(*(event.addressof_ref() for event in events)) if events else None
-        reference = _submit(
-            self._reference,
-            queue.addressof_ref(),
-            addresses,
-            self._types,
-            self._count,
-            extent,
-            local,
-            dimensions,
-            waits,
-            len(events),
-        )
-        if not reference:
-            raise RuntimeError(
-                f"the device refused a launch of {groups} work-groups of {work_group}: the SYCL runtime's reason is "
-                "on the standard error stream. `specverify-dpex doctor` shows the device"
-            )
-        event = dpctl.SyclEvent(_new_capsule(reference, b"SyclEventRef", None))  # copies the reference
-        _delete_event(reference)
-        return event
+        self.arguments = arguments
+        self.lock = (
+            threading.Lock()
+        )  # a SYCL kernel holds the arguments of one launch: runtimes of 2024 mix threads' up
 
 
 _kernels: dict[tuple[dpctl.SyclContext, dpctl.SyclDevice, str], Kernel] = {}
@@ -198,25 +140,165 @@ def kernel(queue: dpctl.SyclQueue, entry_point: str) -> Kernel:
     return found
 
 
+class Launch:
+    """A launch with all its arguments bound; what changes from call to call is bound anew when it is submitted.
+
+    Submitting is safe from several threads.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    queue : dpctl.SyclQueue
+    arguments : dict of str to int
+        The value of each of the kernel's scalars and the address of each of its pointers, by name.
+    groups : tuple of int
+        Work-groups along each axis; the last varies fastest.
+    work_group : int
+        Work-items of a work-group, all along the last axis.
+    varying : tuple of str
+        Names of the arguments that `submit` is given.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        queue: dpctl.SyclQueue,
+        arguments: dict[str, int],
+        groups: tuple[int, ...],
+        work_group: int,
+        varying: tuple[str, ...] = (),
+    ):
+        self._kernel = kernel
+        self._queue = queue
+        self._groups = groups
+        self._work_group = work_group
+        count = len(kernel.arguments)
+        names = [argument["name"] for argument in kernel.arguments]
+        types = ["pointer" if argument["type"].endswith("*") else argument["type"] for argument in kernel.arguments]
+        self._values = (ctypes.c_int64 * count)()
+        self._addresses = (ctypes.c_void_p * count)()
+        codes = (ctypes.c_int * count)(*(_ARGUMENT_CODES[type_] for type_ in types))
+        for index, (name, type_) in enumerate(zip(names, types)):
+            if type_ == "pointer":
+                self._addresses[index] = arguments.get(name) or None
+            else:
+                self._values[index] = arguments.get(name, 0)
+                self._addresses[index] = ctypes.addressof(self._values) + 8 * index
+        # Where `submit` puts each varying argument: a pointer among the addresses, a scalar among the values.
+        indices = [names.index(name) for name in varying]
+        self._slots = [(self._addresses if types[index] == "pointer" else self._values, index) for index in indices]
+        dimensions = len(groups)
+        self._static = (
+            self._addresses,
+            codes,
+            count,
+            (ctypes.c_size_t * 3)(*groups[:-1], groups[-1] * work_group),
+            (ctypes.c_size_t * 3)(*(1,) * (dimensions - 1), work_group),
+            dimensions,
+        )
+        self._references = (kernel.sycl_kernel.addressof_ref(), queue.addressof_ref())
+
+    def submit(self, events: Sequence[dpctl.SyclEvent], *varying: int) -> dpctl.SyclEvent:
+        """Submit the kernel, to start when `events` are complete.
+
+        Raises
+        ------
+        RuntimeError
+            If the device refuses the launch.
+        """
+        waits = (ctypes.c_void_p * len(events))(*(event.addressof_ref() for event in events)) if events else None
+        with self._kernel.lock:
+            for (slots, index), value in zip(self._slots, varying):
+                slots[index] = value
+            reference = _submit(*self._references, *self._static, waits, len(events))
+        if not reference:
+            raise RuntimeError(
+                f"the device refused a launch of {self._groups} work-groups of {self._work_group}: the SYCL runtime's "
+                "reason is on the standard error stream. `specverify-dpex doctor` shows the device"
+            )
+        event = dpctl.SyclEvent(_new_capsule(reference, b"SyclEventRef", None))  # copies the reference
+        _delete_event(reference)
+        return event
+
+
+class Scratch:
+    """Blocks of memory that launches need while they run: zero at first, and left zero where the kernel says so.
+
+    A block is given to one launch at a time and comes back when that is complete.
+
+    Parameters
+    ----------
+    queue : dpctl.SyclQueue
+    parts : tuple of int
+        Bytes of each part of a block.
+    """
+
+    def __init__(self, queue: dpctl.SyclQueue, parts: tuple[int, ...]):
+        self._queue = queue
+        self._parts = parts
+        self._free: list[tuple[MemoryUSMDevice, tuple[int, ...]]] = []
+
+    def take(self) -> tuple[MemoryUSMDevice, tuple[int, ...]]:
+        """A block: its memory, and the address of each part."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            memory = MemoryUSMDevice(sum(self._parts), queue=self._queue)
+            memory.copy_from_host(bytearray(memory.nbytes))
+            starts = accumulate(self._parts[:-1], initial=memory._pointer)
+            return memory, tuple(starts)
+
+    def give_back(self, block: tuple[MemoryUSMDevice, tuple[int, ...]]) -> None:
+        self._free.append(block)
+
+
+class Arena:
+    """Memory for results, cut from larger blocks.
+
+    Allocating and freeing USM memory costs more than a launch, and some runtimes wait for the device when they free. A
+    block lives as long as any array over a part of it.
+    """
+
+    _BLOCK = 4096  # bytes: libraries copy the whole block to the host to read one array in it
+    _ALIGNMENT = 64  # bytes: a cache line, so that launches at the same time share none
+
+    def __init__(self, queue: dpctl.SyclQueue):
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._memory: MemoryUSMDevice | None = None
+        self._next = 0
+
+    def allocate(self, nbytes: int) -> tuple[MemoryUSMDevice, int]:
+        """A block, and where in it `nbytes` bytes are free."""
+        with self._lock:
+            memory, start = self._memory, self._next
+            if memory is None or start + nbytes > memory.nbytes:
+                memory, start = MemoryUSMDevice(max(nbytes, self._BLOCK), queue=self._queue), 0
+                self._memory = memory
+            self._next = -(-(start + nbytes) // self._ALIGNMENT) * self._ALIGNMENT
+        return memory, start
+
+
 class _InFlight:
-    """Memory that launches still use, each with the event that ends its use.
+    """What launches still use, each with the event that ends its use.
 
     dpctl frees USM memory as soon as its last reference goes, launch or no launch. Its own way to keep memory, a host
-    task for each call, costs as much as the call's kernels. Here references are dropped by the next call, or by a
+    task for each call, costs as much as the call's kernel. Here references are dropped by the next call, or by a
     thread that looks now and then.
     """
 
     _PERIOD = 0.05  # seconds: how long memory may outlive its use when no call follows
 
     def __init__(self) -> None:
-        self._held: deque[tuple[dpctl.SyclEvent, list[Any]]] = deque()
+        self._held: deque[tuple[dpctl.SyclEvent, object, Scratch | None, Any]] = deque()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def hold(self, event: dpctl.SyclEvent, memory: list[Any]) -> None:
-        self._release()
-        self._held.append((event, memory))
+    def hold(self, event: dpctl.SyclEvent, memory: object, scratch: Scratch | None, block: Any) -> None:
+        """Keep `memory` alive until `event` is complete, and give the block of scratch back then."""
+        self.release()
+        self._held.append((event, memory, scratch, block))
         if not self._wake.is_set():
             self._wake.set()
             if self._thread is None:
@@ -228,68 +310,58 @@ class _InFlight:
                 self._thread = threading.Thread(target=self._watch, name="specverify-dpex-memory", daemon=True)
                 self._thread.start()
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Drop what is done, oldest first; another thread may do so at the same time."""
         held = self._held
-        try:
-            while held[0][0].execution_status is event_status_type.complete:
-                held.popleft()
-        except IndexError:
-            pass
+        while held:
+            try:
+                entry = held.popleft()
+            except IndexError:
+                return
+            event, _, scratch, block = entry
+            if event.execution_status is not event_status_type.complete:
+                held.appendleft(entry)
+                return
+            if scratch is not None:
+                scratch.give_back(block)
 
     def _watch(self) -> None:
         while True:
             self._wake.wait()
             time.sleep(self._PERIOD)
-            self._release()
+            self.release()
             if not self._held:
                 self._wake.clear()
                 if self._held:  # held between the look and the clear
                     self._wake.set()
 
 
-_in_flight = _InFlight()
+in_flight = _InFlight()
 
 
-class Sequence:
-    """Launches of one call, each after the one before and after what the queue's libraries have submitted.
+def run(
+    launch: Launch, queue: dpctl.SyclQueue, ordered: bool, memory: object, scratch: Scratch | None = None, *varying: int
+) -> None:
+    """Launch with the parts of a block of scratch and `varying`, in order with the queue's other work.
 
-    Where dpctl has an order manager, the first launch waits for the events in it and the last is added to it, so that
-    dpctl.tensor and dpnp functions that follow wait in turn. The host waits at the end of the `with` block only where
-    nothing else keeps the order.
+    Where dpctl has an order manager, the launch waits for the events in it and is added to it, so that dpctl.tensor
+    and dpnp functions that follow wait in turn. The host waits only where nothing else keeps the order.
 
     Parameters
     ----------
-    queue : dpctl.SyclQueue
-        Where the work runs.
     ordered : bool
         Whether all that touches the arrays is ordered by dpctl's manager.
-    memory : list
+    memory : object
         What must stay alive until the work is done.
     """
-
-    def __init__(self, queue: dpctl.SyclQueue, ordered: bool, memory: list[Any]):
-        self._queue = queue
-        self._memory = memory
-        self._manager: Any = SequentialOrderManager[queue] if SequentialOrderManager is not None else None
-        self._wait = self._manager is None or not (ordered or queue.is_in_order)
-        self._events = self._manager.submitted_events if self._manager is not None else []
-        self._launched: dpctl.SyclEvent | None = None
-
-    def __enter__(self) -> Sequence:
-        return self
-
-    def launch(self, kernel: Kernel, arguments: tuple[int, ...], groups: tuple[int, ...], work_group: int) -> None:
-        """Launch with work-groups of this size, or the largest that the device can run of this kernel."""
-        work_group = min(work_group, kernel.max_work_group)
-        self._launched = kernel.launch(self._queue, arguments, groups, work_group, self._events)
-        self._events = [self._launched]
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if self._launched is None:
-            return
-        if self._wait or error is not None:
-            self._launched.wait()
-        else:
-            _in_flight.hold(self._launched, self._memory)
-            self._manager.add_event_pair(self._launched, self._launched)
+    manager = SequentialOrderManager[queue] if SequentialOrderManager is not None else None
+    block = scratch.take() if scratch is not None else None
+    parts = block[1] if block is not None else ()
+    event = launch.submit(manager.submitted_events if manager is not None else (), *parts, *varying)
+    if manager is None or not (ordered or queue.is_in_order):
+        event.wait()
+        if scratch is not None and block is not None:
+            scratch.give_back(block)
+    else:
+        in_flight.hold(event, memory, scratch, block)
+        manager.add_event_pair(event, event)

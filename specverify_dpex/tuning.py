@@ -6,23 +6,31 @@ from typing import NamedTuple
 
 import dpctl
 
+MAX_TILE_STEPS = 512
+"""Elements of a tile for each work-item: its 32-bit counters of limbs hold 1,023."""
+
 
 class LaunchShape(NamedTuple):
-    """Work-group sizes and the cut of the vocabulary."""
+    """Work-group size and the cut of the vocabulary."""
 
-    mass_work_group: int
-    draw_work_group: int
-    slices: int
+    work_group: int  # work-items
+    tile_steps: int  # elements of a tile for each work-item, at most MAX_TILE_STEPS
+    slices: int  # work-groups for each sequence; each has whole tiles
 
 
-# Enough neighbouring loads for the widest vector units, few enough that a work-group's collectives stay cheap.
-_CPU_WORK_GROUP = 64
+# A CPU's compiler turns neighbouring work-items into lanes of a vector and runs the vectors of a work-group one after
+# the other, each over the whole tile: with more work-items than lanes, each vector uses a part of every cache line.
+_CPU_WORK_GROUP = 8
 _GPU_WORK_GROUP = 256
-# Work-groups that a compute unit wants at once to hide the latency of its loads.
+# Long tiles have fewer sums to write and to search; short ones leave less to search inside.
+_CPU_TILE_STEPS = 64
+_GPU_TILE_STEPS = 16
+# Work-groups that a compute unit wants, to hide the latency of loads and to even out rows that read one array with
+# those that read two.
 _CPU_GROUPS_PER_UNIT = 4
 _GPU_GROUPS_PER_UNIT = 2
-# A slice shorter than this costs more to launch and to add up than it spreads.
-_SMALLEST_SLICE = 4096
+# A slice shorter than this costs more to launch than it spreads.
+_SMALLEST_SLICE = 8192
 
 
 def launch_shape(batch: int, vocab: int, device: dpctl.SyclDevice) -> LaunchShape:
@@ -31,4 +39,4 @@ def launch_shape(batch: int, vocab: int, device: dpctl.SyclDevice) -> LaunchShap
     work_group = min(_CPU_WORK_GROUP if cpu else _GPU_WORK_GROUP, device.max_work_group_size)
     wanted = device.max_compute_units * (_CPU_GROUPS_PER_UNIT if cpu else _GPU_GROUPS_PER_UNIT)
     slices = max(1, min(-(-wanted // batch), vocab // _SMALLEST_SLICE))
-    return LaunchShape(work_group, work_group, slices)
+    return LaunchShape(work_group, _CPU_TILE_STEPS if cpu else _GPU_TILE_STEPS, slices)

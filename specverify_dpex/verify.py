@@ -1,15 +1,15 @@
-"""The public functions: check, choose the split, launch, return."""
+"""The public function: look at the arguments, find the launch that fits them, run it, return."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import dpctl
 from dpctl.memory import MemoryUSMDevice
 
-from specverify_dpex import dlpack, launch, philox, tuning
-from specverify_dpex.constants import MAX_VOCAB, PHILOX_ACCEPT, PHILOX_ROW_KEYS, PHILOX_SAMPLE
-from specverify_dpex.dlpack import ABSENT, DTYPE_NAMES, Kind, View
+from specverify_dpex import dlpack, launch, philox
+from specverify_dpex.constants import PHILOX_ROW_KEYS
+from specverify_dpex.dlpack import ABSENT, Kind, View
+from specverify_dpex.plan import ARGUMENTS, check_array, common_queue, find_plan, needs_copy
 from specverify_dpex.result import VerifyResult
 
 
@@ -85,146 +85,49 @@ def verify(
     VerifyResult(accepted=array([1]), next_token=array([1]))
     """
     kind = dlpack.kind_of(draft_tokens, "draft_tokens")
-    tokens = _describe(kind, "draft_tokens", draft_tokens, "(batch, num_draft)", (None, None), "i8")
-    batch, num_draft = tokens.shape
-    rows = (batch, num_draft + 1)
-    target = _describe(kind, "target_probs", target_probs, "(batch, num_draft + 1, vocab)", (*rows, None), "f4")
-    vocab = target.shape[2]
-    if not 1 <= vocab <= MAX_VOCAB:
-        raise ValueError(
-            f"`target_probs` must have 1 to 2**20 tokens along its last axis: got {vocab}. "
-            "Cut the unused columns of a padded vocabulary off"
-        )
-    draft = accept = sample = ABSENT
-    philox_bits = 0
-    if draft_probs is not None:
-        shape = (batch, num_draft, vocab)
-        draft = _describe(kind, "draft_probs", draft_probs, "(batch, num_draft, vocab)", shape, "f4")
-    if uniform_accept is None:
-        philox_bits |= PHILOX_ACCEPT
-    else:
-        accept = _describe(kind, "uniform_accept", uniform_accept, "(batch, num_draft)", tokens.shape, "f4")
-    if uniform_sample is None:
-        philox_bits |= PHILOX_SAMPLE
-    else:
-        sample = _describe(kind, "uniform_sample", uniform_sample, "(batch, num_draft + 1)", rows, "f4")
-    key, keys = _key(kind, seed, batch, needed=philox_bits != 0)
-    if keys is not ABSENT:
-        philox_bits |= PHILOX_ROW_KEYS
+    key, keys = _key(seed, needed=uniform_accept is None or uniform_sample is None)
+    optional = (draft_probs, uniform_accept, uniform_sample, keys)
+    views = [kind.view(draft_tokens, "draft_tokens"), _view(kind, target_probs, "target_probs")]
+    views += (ABSENT if array is None else _view(kind, array, name) for array, name in zip(optional, ARGUMENTS[2:]))
     offset = philox.check_offset(offset)
-    views = {
-        "target_probs": target,
-        "draft_tokens": tokens,
-        "draft_probs": draft,
-        "uniform_accept": accept,
-        "uniform_sample": sample,
-        "seed": keys,
-    }
-    queue = _common_queue(views)
+    plan = find_plan(kind, views)
 
     # The checks end here: what follows copies and launches.
-    if batch == 0:
-        memory = MemoryUSMDevice(1, queue=queue)
-        return VerifyResult(*(kind.wrap(memory, 0, (0,), "i8", queue) for _ in range(2)))
-    target, tokens, draft, accept, sample, keys = (kind.on_device(view, name) for name, view in views.items())
-    mass = launch.kernel(queue, "mass_f32")
-    draw = launch.kernel(queue, "draw_f32")
-    cut = tuning.launch_shape(batch, vocab, queue.sycl_device)
-    slice_length = -(-vocab // cut.slices)
-
-    # Results and scratch are one allocation, of this call alone: calls in flight share nothing.
-    memory = MemoryUSMDevice(8 * batch * (3 + cut.slices), queue=queue)
-    accepted, next_token, stops, slice_mass = (memory._pointer + 8 * batch * part for part in range(4))
-
-    drafts = (tokens.pointer, *tokens.strides, draft.pointer, *draft.strides[:2], target.pointer, *target.strides[:2])
-    source = (philox_bits, keys.pointer, keys.strides[0], key, offset)
-    has_draft = int(draft is not ABSENT)
-    mass_arguments = (
-        *drafts,
-        accept.pointer,
-        *accept.strides[:2],
-        *source,
-        has_draft,
-        num_draft,
-        vocab,
-        slice_length,
-        stops,
-        slice_mass,
-    )
-    draw_arguments = (
-        *drafts,
-        sample.pointer,
-        *sample.strides[:2],
-        *source,
-        has_draft,
-        vocab,
-        slice_length,
-        cut.slices,
-        stops,
-        slice_mass,
-        accepted,
-        next_token,
-    )
-    owners = [memory, *(view.owner for view in (target, tokens, draft, accept, sample, keys))]
-    with launch.Sequence(queue, kind.ordered, owners) as sequence:
-        sequence.launch(mass, mass_arguments, (batch, cut.slices), cut.mass_work_group)
-        sequence.launch(draw, draw_arguments, (batch,), cut.draw_work_group)
-    return VerifyResult(*(kind.wrap(memory, first, (batch,), "i8", queue) for first in (0, batch)))
-
-
-def device_uniforms(seed: Any, offset: int, batch: int, num_draft: int, like: Any) -> tuple[Any, Any]:
-    """`philox.uniforms` on the queue of `like`, as arrays of its kind; batch and num_draft have been checked."""
-    kind = dlpack.kind_of(like, "like")
-    key, keys = _key(kind, seed, batch, needed=True)
-    offset = philox.check_offset(offset)
-    queue = _common_queue({"like": kind.view(like, "like"), "seed": keys})
-    keys = kind.on_device(keys, "seed")
-
-    accept_count = batch * num_draft
-    memory = MemoryUSMDevice(max(4 * (2 * accept_count + batch), 1), queue=queue)
-    if batch:
-        arguments = (
-            PHILOX_ROW_KEYS if keys is not ABSENT else 0,
-            keys.pointer,
-            keys.strides[0],
+    if plan.copied:
+        views = [kind.copy(view) if copied else view for view, copied in zip(views, plan.copied)]
+    batch = plan.batch
+    memory, start = plan.results.allocate(16 * batch)
+    if plan.launch is not None:
+        accepted = memory._pointer + start
+        launch.run(
+            plan.launch,
+            plan.queue,
+            kind.ordered,
+            (memory, [view.owner for view in views]),
+            plan.scratch,
+            *(view.pointer for view in views),
             key,
             offset,
-            num_draft,
-            memory._pointer,
-            memory._pointer + 4 * accept_count,
+            accepted,
+            accepted + 8 * batch,
         )
-        with launch.Sequence(queue, kind.ordered, [memory, keys.owner]) as sequence:
-            sequence.launch(launch.kernel(queue, "uniforms"), arguments, (batch,), min(num_draft + 1, 64))
-    return (
-        kind.wrap(memory, 0, (batch, num_draft), "f4", queue),
-        kind.wrap(memory, accept_count, (batch, num_draft + 1), "f4", queue),
+    return VerifyResult(
+        kind.wrap(memory, start // 8, (batch,), "i8", plan.queue),
+        kind.wrap(memory, start // 8 + batch, (batch,), "i8", plan.queue),
     )
 
 
-def _describe(kind: Kind, name: str, array: Any, axes: str, shape: tuple[int | None, ...], dtype: str) -> View:
-    """The view of an argument after its kind, dtype and every axis were checked; None in `shape` is any extent."""
-    own = dlpack.kind_of(array, name)
+def _view(kind: Kind, array: Any, argument: str) -> View:
+    own = dlpack.kind_of(array, argument)
     if own is not kind:
         raise TypeError(
-            f"`{name}` must be of the same kind as `draft_tokens`: expected {kind.name}, got {own.name}. "
+            f"`{argument}` must be of the same kind as `draft_tokens`: expected {kind.name}, got {own.name}. "
             "Convert one of them"
         )
-    view = kind.view(array, name)
-    if view.dtype != dtype:
-        expected = DTYPE_NAMES[dtype]
-        raise TypeError(
-            f"`{name}` must have dtype {expected}: got {DTYPE_NAMES.get(view.dtype, view.dtype)}. "
-            f"Convert it, for example with {name}.astype({expected!r})"
-        )
-    if len(view.shape) != len(shape) or any(want not in (None, got) for want, got in zip(shape, view.shape)):
-        wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
-        raise ValueError(
-            f"`{name}` must have shape {axes}: expected ({wanted}{',' if len(shape) == 1 else ''}), got {view.shape}"
-        )
-    return view
+    return kind.view(array, argument)
 
 
-def _key(kind: Kind, seed: Any | None, batch: int, needed: bool) -> tuple[int, View]:
+def _key(seed: Any | None, needed: bool) -> tuple[int, Any | None]:
     """The key of all sequences, or the array of each one's own."""
     if not needed:
         if seed is not None:
@@ -232,26 +135,44 @@ def _key(kind: Kind, seed: Any | None, batch: int, needed: bool) -> tuple[int, V
                 "`seed` must be None where both uniforms are given: nothing is drawn from it. "
                 "Leave out the uniforms that it should draw"
             )
-        return 0, ABSENT
+        return 0, None
     if seed is None:
-        return philox.entropy_seed(), ABSENT
-    if not (getattr(seed, "shape", ()) or hasattr(seed, "__sycl_usm_array_interface__")):
-        return philox.check_seed(seed), ABSENT
-    return 0, _describe(kind, "seed", seed, "(batch,)", (batch,), "u8")
+        return philox.entropy_seed(), None
+    if getattr(seed, "shape", ()) or hasattr(seed, "__sycl_usm_array_interface__"):
+        return 0, seed
+    return philox.check_seed(seed), None
 
 
-def _common_queue(views: dict[str, View]) -> dpctl.SyclQueue:
-    """The one queue of the arguments; arrays without elements may be on none."""
-    (first, view), *others = views.items()
-    queue = view.queue or dlpack.default_queue()
-    for name, view in others:
-        if view.queue is not None and view.queue != queue:
-            raise ValueError(
-                f"`{name}` must be on the queue of `{first}`: expected {_place(queue)}, got {_place(view.queue)}. "
-                f"Copy it there, for example with its `to_device({first}.sycl_queue)`"
-            )
-    return queue
+def device_uniforms(seed: Any, offset: int, batch: int, num_draft: int, like: Any) -> tuple[Any, Any]:
+    """`philox.uniforms` on the queue of `like`, as arrays of its kind; batch and num_draft have been checked."""
+    kind = dlpack.kind_of(like, "like")
+    key, seeds = _key(seed, needed=True)
+    keys = ABSENT if seeds is None else _view(kind, seeds, "seed")
+    if keys is not ABSENT:
+        check_array(keys, "seed", "(batch,)", (batch,), "u8")
+    offset = philox.check_offset(offset)
+    queue = common_queue({"like": kind.view(like, "like"), "seed": keys})
+    if needs_copy(kind, keys, row=False):
+        keys = kind.copy(keys)
 
-
-def _place(queue: dpctl.SyclQueue) -> str:
-    return f"the queue at {queue.addressof_ref():#x} of {queue.sycl_device.name.strip()}"
+    accept_count = batch * num_draft
+    memory = MemoryUSMDevice(4 * (2 * accept_count + batch) or 1, queue=queue)
+    if batch:
+        arguments = {
+            "philox": PHILOX_ROW_KEYS if keys is not ABSENT else 0,
+            "keys": keys.pointer,
+            "keys_batch": keys.strides[0],
+            "seed": key,
+            "offset": offset,
+            "num_draft": num_draft,
+            "uniform_accept": memory._pointer,
+            "uniform_sample": memory._pointer + 4 * accept_count,
+        }
+        kernel = launch.kernel(queue, "uniforms")
+        work_group = min(num_draft + 1, 64, kernel.max_work_group)
+        draw = launch.Launch(kernel, queue, arguments, (batch,), work_group)
+        launch.run(draw, queue, kind.ordered, (memory, keys.owner))
+    return (
+        kind.wrap(memory, 0, (batch, num_draft), "f4", queue),
+        kind.wrap(memory, accept_count, (batch, num_draft + 1), "f4", queue),
+    )

@@ -242,8 +242,8 @@ def test_floor_module_is_what_its_source_compiles_to():
     import floor
 
     assert floor.compile_floor() == floor.MODULE.read_bytes()
-    types = tuple(argument["type"] for argument in floor.entry_point().arguments)
-    assert (floor.NAME, types) == (engines.Floor.entry_point, engines.Floor.argument_types)
+    arguments = tuple((argument["name"], argument["type"]) for argument in floor.entry_point().arguments)
+    assert (floor.NAME, arguments) == (engines.Floor.entry_point, engines.Floor.arguments)
 
 
 @pytest.mark.parametrize("name", ["b1-k1-v2", "b8-k5-v257", "b3-k8-v1000"])

@@ -44,7 +44,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch, device: Any) -> Any:
         pytest.fail("launched before the error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(launch.Kernel, "launch", launched)
+        patch.setattr(launch.Launch, "submit", launched)
         yield
     assert verify(**good()).accepted.tolist() == [NUM_DRAFT] * BATCH
 
@@ -265,9 +265,9 @@ def test_kernels_variable_refuses_other_values(monkeypatch):
 
 
 def test_a_refused_launch_raises_and_the_next_one_works(queue):
-    kernel = launch.kernel(queue, "uniforms")
+    refused = launch.Launch(launch.kernel(queue, "uniforms"), queue, {}, (1,), 10**9)
     with pytest.raises(RuntimeError, match="^the device refused a launch of"):
-        kernel.launch(queue, (0,) * 8, (1,), 10**9, [])
+        refused.submit(())
     accept, sample = uniforms(1, 0, 2, 3, like=UsmArray((1,), "float32", sycl_queue=queue))
     np.testing.assert_array_equal(accept.tolist(), uniforms(1, 0, 2, 3)[0])
     np.testing.assert_array_equal(sample.tolist(), uniforms(1, 0, 2, 3)[1])

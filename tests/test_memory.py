@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from dpctl.memory import MemoryUSMDevice
 
-from specverify_dpex import UsmArray, reference, tuning, verify
+from specverify_dpex import UsmArray, launch, plan, reference, tuning, verify
 
 GUARD = 4096  # bytes
 SENTINEL = 0xA5
@@ -30,6 +30,11 @@ class Guarded:
         self.nbytes = nbytes
         self.sycl_queue = queue
         self._pointer = self.whole._pointer + GUARD
+
+    def copy_from_host(self, source: Any) -> None:
+        whole = np.asarray(self.whole.copy_to_host()).copy()
+        whole[GUARD : GUARD + self.nbytes] = np.frombuffer(bytes(source), "u1")
+        self.whole.copy_from_host(whole)
 
     def copy_to_host(self) -> np.ndarray:
         return np.asarray(self.whole.copy_to_host())[GUARD : GUARD + self.nbytes]
@@ -66,17 +71,21 @@ def test_verify_writes_nothing_beside_its_results(queue, monkeypatch, slices):
         allocated.append(Guarded(nbytes, queue))
         return allocated[-1]
 
-    monkeypatch.setattr(sys.modules["specverify_dpex.verify"], "MemoryUSMDevice", allocate)
-    monkeypatch.setattr(tuning, "launch_shape", lambda *_: tuning.LaunchShape(64, 64, slices))
+    monkeypatch.setattr(launch.Arena, "allocate", lambda arena, nbytes: (allocate(nbytes, queue), 0))
+    monkeypatch.setattr(launch, "MemoryUSMDevice", allocate)  # for scratch
+    monkeypatch.setattr(tuning, "launch_shape", lambda *_: tuning.LaunchShape(64, 4, slices))
+    monkeypatch.setattr(plan, "_plans", {})
     for seed in range(40):
         case = generate.random_case(seed, dtype="float32", token_dtype="int64")
         result = verify(*(None if array is None else arrays.usm_array(array, queue) for array in case.arrays))
         expected = reference.verify(*case.arrays)
         assert result.accepted.tolist() == expected.accepted.tolist()
         assert result.next_token.tolist() == expected.next_token.tolist()
-        (memory,) = allocated
-        assert (memory.guards() == SENTINEL).all()
+        assert len(allocated) == 2
+        for memory in allocated:
+            assert (memory.guards() == SENTINEL).all()
         allocated.clear()
+        plan._plans.clear()
 
 
 @pytest.mark.parametrize("fill", [0x00, 0x3F, 0x7F, 0xFF], ids=["zeros", "halves", "huge", "nan"])
@@ -89,11 +98,8 @@ def test_verify_writes_nothing_into_its_inputs_and_reads_no_neighbour(queue, fil
                 inputs.append(None)
                 continue
             memory = Guarded(array.nbytes, queue, fill)
-            if array.nbytes:
-                inside = np.asarray(memory.whole.copy_to_host()).copy()
-                inside[GUARD : GUARD + array.nbytes] = np.frombuffer(array.tobytes(), "u1")
-                memory.whole.copy_from_host(inside)
-                guarded.append((memory, inside))
+            memory.copy_from_host(array.tobytes())
+            guarded.append((memory, np.asarray(memory.whole.copy_to_host()).copy()))
             inputs.append(UsmArray(array.shape, array.dtype.name, sycl_queue=queue, memory=memory))
         result = verify(*inputs)
         expected = reference.verify(*case.arrays)

@@ -459,7 +459,7 @@ def test_verify_scalar_rounds_python_floats_to_float32():
     nearest = float(np.float32(0.1))
     assert nearest > 0.1
     bonus = [-1e39, 1e39, 1]
-    result = reference.verify_scalar([[0]], [[[nearest, 0, 0]]], [[[0.1, 0, 0], bonus]], [[1.0]], [[0.5, 0.49]])
+    result = reference.verify_scalar([[0]], [[[nearest, 0, 0]]], [[[0.1, 0, 0], bonus]], [[1.0]], [[0.5, 0.25]])
     assert result == ([1], [1])
 
 

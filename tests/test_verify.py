@@ -11,10 +11,11 @@ import generate
 import numpy as np
 import pytest
 
-from specverify_dpex import VerifyResult, reference, tuning, uniforms, verify
+from specverify_dpex import VerifyResult, plan, reference, tuning, uniforms, verify
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text())
 WORK_GROUPS = (1, 2, 3, 16, 64, 100, 256, 1024)
+TILE_STEPS = (1, 2, 3, 4, 5, 64, 512)
 SLICES = (1, 2, 3, 8, 64, 300)
 NUMPY = arrays.kinds()[0]
 SHAPES = pytest.mark.parametrize(
@@ -52,8 +53,10 @@ def assert_same(result: VerifyResult, expected: VerifyResult) -> None:
     np.testing.assert_array_equal(result.next_token, expected.next_token)
 
 
-def force_shape(monkeypatch: pytest.MonkeyPatch, mass: int, draw: int, slices: int) -> None:
-    monkeypatch.setattr(tuning, "launch_shape", lambda *_: tuning.LaunchShape(mass, draw, slices))
+def force_cut(monkeypatch: pytest.MonkeyPatch, work_group: int, tile_steps: int, slices: int) -> None:
+    """Have every call from here on cut its work like this."""
+    monkeypatch.setattr(tuning, "launch_shape", lambda *_: tuning.LaunchShape(work_group, tile_steps, slices))
+    monkeypatch.setattr(plan, "_plans", {})
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
@@ -67,7 +70,7 @@ def test_verify_equals_scalar_reference_on_random_cases(queue, first_seed, monke
     rng = np.random.default_rng(first_seed)
     usm = arrays.kinds()[1]
     for case in map(random_case, range(first_seed, first_seed + 250)):
-        force_shape(monkeypatch, *rng.choice(WORK_GROUPS, 2).tolist(), int(rng.choice(SLICES)))
+        force_cut(monkeypatch, *(int(rng.choice(options)) for options in (WORK_GROUPS, TILE_STEPS, SLICES)))
         result = run(usm, queue, case.arrays)
         expected = reference.verify_scalar(*case.arrays)
         assert (case.id, result.accepted.tolist()) == (case.id, expected.accepted)
@@ -107,7 +110,7 @@ def test_verify_is_the_same_for_every_work_group_and_slice(queue, monkeypatch):
     cases = [random_case(seed, 3, 2, vocab) for vocab in (1, 2, 257, 8193) for seed in range(3)]
     for work_group in WORK_GROUPS:
         for slices in SLICES:
-            force_shape(monkeypatch, work_group, WORK_GROUPS[-1] // work_group, slices)
+            force_cut(monkeypatch, work_group, TILE_STEPS[(work_group + slices) % len(TILE_STEPS)], slices)
             for case in cases:
                 assert_same(run(NUMPY, queue, case.arrays), reference.verify(*case.arrays))
 
@@ -155,7 +158,7 @@ def test_verify_total_of_2_to_the_64(queue, residual, uniform, monkeypatch):
     inputs = (tokens, draft, target, np.zeros((1, 1), dtype="f4"), sample)
     expected = min(int(np.float32(uniform) * 2.0**32), 2**32 - 1) >> 12
     for slices in (1, 8):
-        force_shape(monkeypatch, 64, 64, slices)
+        force_cut(monkeypatch, 64, 64, slices)
         assert run(NUMPY, queue, inputs).next_token.tolist() == [expected]
     assert_same(run(NUMPY, queue, inputs), reference.verify(*inputs))
 
@@ -170,7 +173,7 @@ def test_verify_empty_residual_falls_back_at_every_shape(queue, monkeypatch):
             np.full((2, 1), 0.9, dtype="f4"), rng.random((2, 2), dtype="f4"),
         )  # fmt: skip
         for work_group, slices in ((1, 1), (16, 3), (64, 8), (256, 300)):
-            force_shape(monkeypatch, work_group, work_group, slices)
+            force_cut(monkeypatch, work_group, 5, slices)
             result = run(NUMPY, queue, inputs)
             assert result.accepted.tolist() == [0, 0]
             assert_same(result, reference.verify(*inputs))

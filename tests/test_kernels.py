@@ -1,0 +1,68 @@
+"""The steps of the kernels as plain Python, and how kernels.py becomes modules. Only where numba-dpex is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import specverify_dpex  # noqa: F401  first: it makes the SYCL runtime findable for numba-dpex
+
+# isort: split
+from specverify_dpex import compile as compiler
+from specverify_dpex import kernels, philox, reference
+from specverify_dpex.spirv import MODULE_FOLDER
+
+EDGES = np.array(
+    [0, 1, -1, 2.0**-22, 2.0**-44, 2.0**-45, 2.0**-126, 2.0**-149, 1 - 2.0**-24, 1 + 2.0**-23, 0.1, 3e38, np.inf, -np.inf, np.nan],
+    dtype="f4",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_limbs_are_the_weight():
+    rng = np.random.default_rng(0)
+    for r in np.concatenate([EDGES, rng.random(1000, dtype="f4"), (2 ** -rng.uniform(0, 60, 1000)).astype("f4")]):
+        high, low = kernels._limbs.py_func(r)
+        assert high.dtype == low.dtype == np.uint32
+        assert int(kernels._combine.py_func(high, low)) == reference._scalar_weight(float(r))
+        assert high <= 2**22 and low < 2**22
+
+
+@pytest.mark.parametrize("uniform", EDGES, ids=str)
+def test_threshold_has_96_bits(uniform):
+    fixed = int(kernels._fixed_point.py_func(uniform))
+    assert fixed == (0 if not uniform > 0 else min(int(min(float(uniform), 1.0) * 2**32), 2**32 - 1))
+    for total in (1, 2**32 - 1, 2**44, 2**63 + 12345, 2**64 - 1):
+        assert int(kernels._threshold.py_func(np.uint64(fixed), np.uint64(total))) == fixed * total >> 32
+
+
+def test_uniform_is_philox():
+    for seed in (0, 7, 2**64 - 1):
+        for position, row, offset, stream in ((0, 0, 0, 0), (5, 3, 2**32 - 1, 1), (8, 255, 12, 0)):
+            with np.errstate(over="ignore"):
+                drawn = kernels._uniform.py_func(np.uint64(seed), position, row, offset, stream)
+            assert drawn == philox.uniform_scalar(seed, position, row, offset, stream)
+
+
+def test_modules_are_what_the_sources_compile_to():
+    for name, content in compiler.compile_modules().items():
+        assert (MODULE_FOLDER / name).read_bytes() == content, f"{name} is stale: run `make compile`"
+
+
+def test_compiling_again_gives_the_same_bytes():
+    entry = compiler._entry_points()[0]
+    assert entry.compile() == entry.compile()
+
+
+def test_check_names_what_is_stale(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compiler, "MODULE_FOLDER", tmp_path)
+    monkeypatch.setattr(compiler, "compile_modules", lambda: {"one.spv": b"1", "two.spv": b"2"})
+    assert compiler.main([]) == 0
+    assert compiler.main(["--check"]) == 0
+    (tmp_path / "two.spv").write_bytes(b"?")
+    (tmp_path / "three.spv").write_bytes(b"3")
+    capsys.readouterr()
+    assert compiler.main(["--check"]) == 1
+    printed = capsys.readouterr().out
+    assert [line.rpartition("/")[2] for line in printed.splitlines()[:2]] == ["three.spv", "two.spv"]
+    assert printed.endswith("2 files compiled, 2 differ: run `make compile`\n")
