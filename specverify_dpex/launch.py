@@ -119,9 +119,7 @@ class Kernel:
         self.sycl_kernel = program.get_sycl_kernel(entry_point)
         self.max_work_group = self.sycl_kernel.work_group_size
         self.arguments = arguments
-        self.lock = (
-            threading.Lock()
-        )  # a SYCL kernel holds the arguments of one launch: runtimes of 2024 mix threads' up
+        self.lock = threading.Lock()  # OpenCL's kernel objects hold the arguments of one launch at a time
 
 
 _kernels: dict[tuple[dpctl.SyclContext, dpctl.SyclDevice, str], Kernel] = {}

@@ -13,9 +13,10 @@ from specverify_dpex import kernels, philox, reference
 from specverify_dpex.spirv import MODULE_FOLDER
 
 EDGES = np.array(
-    [0, 1, -1, 2.0**-22, 2.0**-44, 2.0**-45, 2.0**-126, 2.0**-149, 1 - 2.0**-24, 1 + 2.0**-23, 0.1, 3e38, np.inf, -np.inf, np.nan],
+    [0, 1, -1, 0.1, 2.0**-22, 2.0**-44, 2.0**-45, 2.0**-126, 2.0**-149, 1 - 2.0**-24, 1 + 2.0**-23, 3e38]
+    + [np.inf, -np.inf, np.nan],
     dtype="f4",
-)  # fmt: skip
+)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

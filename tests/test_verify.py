@@ -157,8 +157,8 @@ def test_verify_total_of_2_to_the_64(queue, residual, uniform, monkeypatch):
     sample = np.full((1, 2), uniform, dtype="f4")
     inputs = (tokens, draft, target, np.zeros((1, 1), dtype="f4"), sample)
     expected = min(int(np.float32(uniform) * 2.0**32), 2**32 - 1) >> 12
-    for slices in (1, 8):
-        force_cut(monkeypatch, 64, 64, slices)
+    for cut in ((64, 64, 1), (64, 64, 8), (16, 512, 3)):
+        force_cut(monkeypatch, *cut)
         assert run(NUMPY, queue, inputs).next_token.tolist() == [expected]
     assert_same(run(NUMPY, queue, inputs), reference.verify(*inputs))
 
