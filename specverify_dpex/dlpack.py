@@ -29,6 +29,9 @@ DTYPE_NAMES = {
 }
 """Names of the element types, by the type string of the array interface without its byte order."""
 
+# Of numpy's type characters, which are read faster than type strings.
+_CHARACTERS = {"f": "f4", "d": "f8", "e": "f2", "i": "i4", "l": "i8", "q": "i8", "I": "u4", "L": "u8", "Q": "u8"}
+
 _default_queue: dpctl.SyclQueue | None = None
 
 _HOST_CODES = {"i4": "i", "i8": "q", "u4": "I", "u8": "Q", "f4": "f", "f8": "d"}  # of the array module
@@ -257,7 +260,9 @@ class _TensorKind(Kind):
         self.name = f"{module.__name__}.usm_ndarray"
 
     def view(self, array, argument):
-        return View(array._pointer, array.shape, array.strides, array.dtype.str[1:], array.sycl_queue, array)
+        dtype = array.dtype
+        code = _CHARACTERS.get(dtype.char) or dtype.str[1:]
+        return View(array._pointer, array.shape, array.strides, code, array.sycl_queue, array)
 
     def copy(self, view):
         return _TensorKind.view(self, self._module.copy(view.owner, order="C"), "copy")

@@ -100,7 +100,7 @@ class Plan:
         self.batch = batch
         self.results = launch.Arena(self.queue)
         self.launch: launch.Launch | None = None
-        self.scratch: launch.Scratch | None = None
+        self.scratch = launch.Scratch(self.queue, ())
         if batch:
             strides = [
                 dlpack.contiguous_strides(view.shape) if copy else view.strides for view, copy in zip(views, copied)
@@ -130,8 +130,15 @@ class Plan:
         for name, stride in zip(ARGUMENTS[:5], strides):
             arguments[f"{name}_batch"], arguments[f"{name}_position"] = stride[:2]
         groups = (self.batch, -(-tiles // slice_tiles))
-        self.launch = launch.Launch(kernel, self.queue, arguments, groups, work_group, _VARYING)
+        self._bound = (kernel, self.queue, arguments, groups, work_group)
+        self.launch = launch.Launch(*self._bound, _VARYING)
         self.scratch = launch.Scratch(self.queue, (8 * self.batch * tiles, 4 * self.batch))
+
+    def launch_on(self, *addresses: int) -> launch.Launch:
+        """A launch on these arrays alone: the values of `_VARYING`, of which only "offset" still varies."""
+        kernel, queue, arguments, groups, work_group = self._bound
+        arguments = {**arguments, **dict(zip(_VARYING, addresses))}
+        return launch.Launch(kernel, queue, arguments, groups, work_group, ("offset",))
 
 
 def check_array(view: View, name: str, axes: str, shape: tuple[int | None, ...], dtype: str) -> None:

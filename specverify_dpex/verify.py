@@ -9,7 +9,7 @@ from dpctl.memory import MemoryUSMDevice
 from specverify_dpex import dlpack, launch, philox
 from specverify_dpex.constants import PHILOX_ROW_KEYS
 from specverify_dpex.dlpack import ABSENT, Kind, View
-from specverify_dpex.plan import ARGUMENTS, check_array, common_queue, find_plan, needs_copy
+from specverify_dpex.plan import ARGUMENTS, Plan, check_array, common_queue, find_plan, needs_copy
 from specverify_dpex.result import VerifyResult
 
 
@@ -84,37 +84,142 @@ def verify(
     >>> verify(draft_tokens, draft_probs, target_probs, seed=7)
     VerifyResult(accepted=array([1]), next_token=array([1]))
     """
-    kind = dlpack.kind_of(draft_tokens, "draft_tokens")
-    key, keys = _key(seed, needed=uniform_accept is None or uniform_sample is None)
-    optional = (draft_probs, uniform_accept, uniform_sample, keys)
-    views = [kind.view(draft_tokens, "draft_tokens"), _view(kind, target_probs, "target_probs")]
-    views += (ABSENT if array is None else _view(kind, array, name) for array, name in zip(optional, ARGUMENTS[2:]))
+    kind, plan, views, key = _look_at(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed)
     offset = philox.check_offset(offset)
-    plan = find_plan(kind, views)
 
     # The checks end here: what follows copies and launches.
     if plan.copied:
         views = [kind.copy(view) if copied else view for view, copied in zip(views, plan.copied)]
-    batch = plan.batch
-    memory, start = plan.results.allocate(16 * batch)
+    memory, start = plan.results.allocate(16 * plan.batch)
     if plan.launch is not None:
         accepted = memory._pointer + start
         launch.run(
             plan.launch,
             plan.queue,
             kind.ordered,
-            (memory, [view.owner for view in views]),
+            (memory, views),
             plan.scratch,
-            *(view.pointer for view in views),
+            *[view.pointer for view in views],
             key,
             offset,
             accepted,
-            accepted + 8 * batch,
+            accepted + 8 * plan.batch,
         )
+    return _results(kind, plan, memory, start)
+
+
+def _look_at(
+    draft_tokens: Any,
+    draft_probs: Any | None,
+    target_probs: Any,
+    uniform_accept: Any | None,
+    uniform_sample: Any | None,
+    seed: Any | None,
+) -> tuple[Kind, Plan, list[View], int]:
+    """The arguments' kind, the plan for them, their views in the order of `ARGUMENTS`, and the key of all sequences."""
+    kind = dlpack.kind_of(draft_tokens, "draft_tokens")
+    key, keys = _key(seed, needed=uniform_accept is None or uniform_sample is None)
+    optional = (draft_probs, uniform_accept, uniform_sample, keys)
+    views = [kind.view(draft_tokens, "draft_tokens"), _view(kind, target_probs, "target_probs")]
+    for array, name in zip(optional, ARGUMENTS[2:]):
+        views.append(ABSENT if array is None else _view(kind, array, name))
+    return kind, find_plan(kind, views), views, key
+
+
+def _results(kind: Kind, plan: Plan, memory: Any, start: int) -> VerifyResult:
+    """Both results, one behind the other from byte `start` of `memory`."""
+    shape = (plan.batch,)
+    first = start // 8
     return VerifyResult(
-        kind.wrap(memory, start // 8, (batch,), "i8", plan.queue),
-        kind.wrap(memory, start // 8 + batch, (batch,), "i8", plan.queue),
+        kind.wrap(memory, first, shape, "i8", plan.queue),
+        kind.wrap(memory, first + plan.batch, shape, "i8", plan.queue),
     )
+
+
+class Prepared:
+    """A call of `verify` on arrays that stay: `prepare` makes one.
+
+    Attributes
+    ----------
+    result : VerifyResult
+        Where every call writes.
+    """
+
+    def __init__(self, launch_: launch.Launch, queue: Any, ordered: bool, memory: object, result: VerifyResult):
+        self._launch = launch_
+        self._queue = queue
+        self._ordered = ordered
+        self._memory = memory
+        self.result = result
+
+    def __call__(self, offset: int = 0) -> VerifyResult:
+        """Verify what the arrays hold now; like `verify` with this `offset`, but overwriting `result`."""
+        launch.run(self._launch, self._queue, self._ordered, self._memory, None, philox.check_offset(offset))
+        return self.result
+
+
+def prepare(
+    draft_tokens: Any,
+    draft_probs: Any | None,
+    target_probs: Any,
+    uniform_accept: Any | None = None,
+    uniform_sample: Any | None = None,
+    *,
+    seed: Any | None = None,
+) -> Prepared:
+    """Prepare `verify` for a loop that writes its drafts into the same arrays at every step.
+
+    The arguments are checked once and results are allocated once; a call then costs little more than its launch.
+
+    Parameters
+    ----------
+    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed
+        As in `verify`; not numpy arrays, and with a contiguous vocabulary axis, since nothing is copied. They are kept
+        alive. Without `seed` and uniforms, one seed is taken from the operating system for all calls.
+
+    Returns
+    -------
+    Prepared
+        `prepared(offset)` verifies what the arrays hold and returns `prepared.result`, always the same arrays: read
+        them, or have the next operation on the queue read them, before the next call.
+
+    Raises
+    ------
+    TypeError, ValueError, BufferError
+        As `verify` does, and if an argument would have to be copied.
+
+    Notes
+    -----
+    Calls must not overlap: they write the same results. On one queue they follow one another.
+
+    Examples
+    --------
+    >>> from specverify_dpex import UsmArray, prepare
+    >>> draft_tokens = UsmArray.from_list([[1]], "int64")
+    >>> draft_probs = UsmArray.from_list([[[0.5, 0.5]]], "float32")
+    >>> target_probs = UsmArray.from_list([[[0.0, 1.0], [1.0, 0.0]]], "float32")
+    >>> verify_step = prepare(draft_tokens, draft_probs, target_probs, seed=7)
+    >>> [verify_step(offset).accepted.tolist() for offset in range(3)]
+    [[1], [1], [1]]
+    """
+    kind, plan, views, key = _look_at(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed)
+    for name, copied in zip(ARGUMENTS, plan.copied):
+        if copied:
+            raise ValueError(
+                f"`{name}` must be in USM memory with its last axis contiguous: expected an array that kernels read in "
+                f"place, got one that has to be copied ({kind.name}). Copy it to the device before, or use `verify`"
+            )
+    batch = plan.batch
+    if batch == 0:
+        raise ValueError("`draft_tokens` must have a sequence: expected batch >= 1, got 0")
+    memory, start = plan.results.allocate(16 * batch)
+    result = _results(kind, plan, memory, start)
+    block, parts = plan.scratch.take()
+    pointers = (view.pointer for view in views)
+    accepted = memory._pointer + start
+    bound = plan.launch_on(*parts, *pointers, key, 0, accepted, accepted + 8 * batch)
+    owners = (memory, block, [view.owner for view in views])
+    return Prepared(bound, plan.queue, kind.ordered, owners, result)
 
 
 def _view(kind: Kind, array: Any, argument: str) -> View:

@@ -24,11 +24,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "device", _DEVICES or [None], ids=lambda device: device and device.filter_string, indirect=True
         )
-    if "kind" in metafunc.fixturenames:
-        metafunc.parametrize("kind", arrays.kinds(), ids=lambda kind: kind.name)
-    if "strided_kind" in metafunc.fixturenames:
-        strided = [kind for kind in arrays.kinds() if kind.strided]
-        metafunc.parametrize("strided_kind", strided, ids=lambda kind: kind.name)
+    kinds = {
+        "kind": arrays.kinds(),
+        "strided_kind": [kind for kind in arrays.kinds() if kind.strided],
+        "usm_kind": [kind for kind in arrays.kinds() if kind.name != "numpy"],
+    }
+    for name in kinds.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, kinds[name], ids=[kind.name for kind in kinds[name]])
 
 
 @pytest.fixture
