@@ -111,3 +111,9 @@ def bench(session: nox.Session) -> None:
     # torch runs on its CPU here; 2.13 is the release that goes with dpctl 0.22.
     session.install(".[cpu,dpnp]", "numpy", "torch==2.13.*", "dpctl==0.22.*", "dpnp==0.20.*")
     session.run("python", "bench/bench.py", *session.posargs, env=DEVICE)
+
+
+@nox.session(venv_backend="none", default=False)
+def isa(session: nox.Session) -> None:
+    """Compile the modules to the machine code of every GPU family, and write docs/isa.md."""
+    session.run(sys.executable, str(ROOT / "tools" / "isa.py"), *session.posargs)

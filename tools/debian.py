@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".nox" / "debian"  # `make clean` removes it
@@ -31,8 +32,8 @@ def unpack(release: str, packages: Iterable[str], with_runtime: bool) -> Path:
         Debian's name for it, such as "bookworm" or "sid".
     packages : iterable of str
     with_runtime : bool
-        Whether to unpack the release's own C and C++ runtime too, for programs that are started through `command`.
-        Without it, the libraries run on this machine's, which must not be older.
+        Whether to unpack the release's own C and C++ runtime too, for programs newer than this machine. Without it,
+        programs and libraries run on this machine's, which must not be older.
     """
     packages = sorted(packages)
     folder = FOLDER / release
@@ -61,13 +62,22 @@ def unpack(release: str, packages: Iterable[str], with_runtime: bool) -> Path:
     print(f"Unpacking {', '.join(packages)} of Debian {release} into {root} ...", flush=True)
     _apt(options, "update")
     _apt(options, "install", "--yes", "--download-only", *packages)
+    versions = []
     for archive in sorted((folder / "archives").glob("*.deb")):
-        if with_runtime or archive.name.split("_")[0] not in _RUNTIME:
+        name, version, _ = archive.name.split("_")
+        if with_runtime or name not in _RUNTIME:
             subprocess.run(["dpkg-deb", "--extract", archive, root], check=True)
+            versions.append(f"{name} {unquote(version)}\n")
+    (folder / "versions.txt").write_text("".join(versions))
     for name in ("lists", "archives"):
         shutil.rmtree(folder / name)
     stamp.write_text("\n".join(packages) + "\n")
     return root
+
+
+def version(root: Path, package: str) -> str:
+    """The version of a package that was unpacked."""
+    return dict(line.split() for line in (root.parent / "versions.txt").read_text().splitlines())[package]
 
 
 def library_path(root: Path) -> str:
@@ -76,9 +86,11 @@ def library_path(root: Path) -> str:
 
 
 def command(root: Path, program: Path) -> list[str]:
-    """How to start a program that was unpacked with its release's runtime: through that release's dynamic linker."""
-    linker = next(path for path in root.glob("**/ld-linux-x86-64.so.2") if not path.is_symlink())
-    return [str(linker), "--library-path", library_path(root), str(program)]
+    """How to start an unpacked program: by its own release's dynamic linker where that was unpacked too."""
+    linkers = [path for path in root.glob("**/ld-linux-x86-64.so.2") if not path.is_symlink()]
+    if linkers:
+        return [str(linkers[0]), "--library-path", library_path(root), str(program)]
+    return ["env", f"LD_LIBRARY_PATH={library_path(root)}", str(program)]
 
 
 def _require_debian() -> None:
