@@ -7,7 +7,7 @@ NOX := .venv/nox/bin/nox
 DEMO := .venv/demo/bin/specverify-dpex
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench compile clean
+.PHONY: help demo test lint levelzero isa bench compile clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -20,6 +20,12 @@ test: .venv/nox/.stamp  ## all the checks, in all the environments; options for 
 
 lint: .venv/nox/.stamp  ## ruff and mypy
 	$(NOX) -s lint
+
+levelzero: .venv/nox/.stamp  ## the Level Zero driver on an emulated GPU (Debian); options for pytest in ARGS="..."
+	$(NOX) -s levelzero -- $(ARGS)
+
+isa: .venv/nox/.stamp  ## the machine code of every GPU family, in docs/isa.md (Debian); options in ARGS="..."
+	$(NOX) -s isa -- $(ARGS)
 
 bench: .venv/nox/.stamp  ## time verify(); options in ARGS="..."
 	$(NOX) -s bench -- $(ARGS)

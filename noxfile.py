@@ -9,18 +9,22 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import nox
 
 nox.needs_version = ">=2024.10.9"
-nox.options.sessions = ["lint", "current", "oneapi2025", "compiler"]
+nox.options.sessions = ["lint", "current", "oneapi2025", "compiler", "levelzero"]
 nox.options.reuse_existing_virtualenvs = True  # they hold gigabytes; `make clean` starts afresh
 nox.options.error_on_missing_interpreters = True
 
+ROOT = Path(__file__).parent
 # Every session that runs kernels installs a device, so none may skip for want of one.
 DEVICE = {"SPECVERIFY_DPEX_REQUIRE_DEVICE": "1"}
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
 DEV = {requirement.split(">")[0]: requirement for requirement in EXTRAS["dev"]}
+# Of the compiler's stack, what runs kernels: the newer stacks want a newer driver than the emulated device has.
+LEVEL_ZERO = ("dpctl", "dpcpp-cpp-rt", "intel-cmplr-lib-rt", "numpy")
 COMPILER_PYTHONS = ("3.11", "3.10", "3.9")  # those that numba-dpex has wheels for
 
 
@@ -74,6 +78,20 @@ def compiler(session: nox.Session) -> None:
     session.run("pytest", *session.posargs, env={**DEVICE, "SPECVERIFY_DPEX_KERNELS": "source"})
 
 
+@nox.session(python=compiler_python())
+def levelzero(session: nox.Session) -> None:
+    """The Level Zero driver of Debian 12 takes the modules, on an emulated Iris Xe and dpctl 0.17."""
+    require_compiler(session)
+    session.install(".", DEV["pytest"], *(pin for pin in EXTRAS["compile"] if pin.startswith(LEVEL_ZERO)))
+    with session.chdir(session.create_tmp()):  # the driver records what it does into the working directory
+        session.run(
+            "python",
+            str(ROOT / "tools" / "level_zero.py"),
+            *("pytest", str(ROOT / "tests"), "-m", "level_zero", *session.posargs),
+            success_codes=[0, 5] if session.posargs else [0],  # 5: the options choose none of these tests
+        )
+
+
 @nox.session(python=compiler_python(), default=False)
 def compile(session: nox.Session) -> None:
     """Compile the kernels of the checkout into specverify_dpex/spirv."""
@@ -93,3 +111,9 @@ def bench(session: nox.Session) -> None:
     # torch runs on its CPU here; 2.13 is the release that goes with dpctl 0.22.
     session.install(".[cpu,dpnp]", "numpy", "torch==2.13.*", "dpctl==0.22.*", "dpnp==0.20.*")
     session.run("python", "bench/bench.py", *session.posargs, env=DEVICE)
+
+
+@nox.session(venv_backend="none", default=False)
+def isa(session: nox.Session) -> None:
+    """Compile the modules to the machine code of every GPU family, and write docs/isa.md."""
+    session.run(sys.executable, str(ROOT / "tools" / "isa.py"), *session.posargs)

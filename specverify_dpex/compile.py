@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specverify_dpex.spirv import MANIFEST, MODULE_FOLDER, capabilities
+from specverify_dpex.spirv import MANIFEST, MODULE_FOLDER, capabilities, private_variables, work_group_limit
 
 _SOURCES = ("kernels.py", "intrinsics.py", "constants.py", "compile.py")
 _COMPILERS = ("numba-dpex", "numba", "llvmlite", "dpcpp-llvm-spirv")
@@ -156,7 +156,7 @@ def compile_modules() -> dict[str, bytes]:
     -------
     dict of str to bytes
         The SPIR-V module of each entry point, and the manifest under `MANIFEST`: the hash of the sources, the
-        compilers' versions, and each module's hash, capabilities and arguments.
+        compilers' versions, and each module's hash, capabilities, private variables, limit and arguments.
 
     Raises
     ------
@@ -176,6 +176,8 @@ def compile_modules() -> dict[str, bytes]:
             entry.name: {
                 "sha256": hashlib.sha256(modules[entry.name]).hexdigest(),
                 "capabilities": capabilities(modules[entry.name]),
+                "private_variables": private_variables(modules[entry.name]),
+                "work_group_limit": work_group_limit(modules[entry.name]),
                 "arguments": entry.arguments,
             }
             for entry in entries

@@ -48,14 +48,14 @@ def _work_item_query(name):
 
 
 def _group_collective(name, operation):
-    """A collective of a work-group over one uint64 of each work-item; all work-items must call it."""
+    """A collective of a work-group over one uint32 of each work-item; all work-items must call it."""
 
     def collective(typing_context, value):
         def generate(context, builder, signature, arguments):
             scope = ir.Constant(_I32, _WORK_GROUP_SCOPE)
-            return _call(builder, name, _I64, [scope, ir.Constant(_I32, operation), *arguments], convergent=True)
+            return _call(builder, name, _I32, [scope, ir.Constant(_I32, operation), *arguments], convergent=True)
 
-        return types.uint64(types.uint64), generate
+        return types.uint32(types.uint32), generate
 
     return collective
 
@@ -110,9 +110,9 @@ local_id = _device(_work_item_query("_Z12get_local_idj"))
 local_size = _device(_work_item_query("_Z14get_local_sizej"))
 group_id = _device(_work_item_query("_Z12get_group_idj"))
 num_groups = _device(_work_item_query("_Z14get_num_groupsj"))
-group_sum = _device(_group_collective("_Z17__spirv_GroupIAddjjm", _REDUCE))
-group_scan = _device(_group_collective("_Z17__spirv_GroupIAddjjm", _EXCLUSIVE_SCAN))
-group_min = _device(_group_collective("_Z17__spirv_GroupUMinjjm", _REDUCE))
+group_sum = _device(_group_collective("_Z17__spirv_GroupIAddjjj", _REDUCE))
+group_scan = _device(_group_collective("_Z17__spirv_GroupIAddjjj", _EXCLUSIVE_SCAN))
+group_min = _device(_group_collective("_Z17__spirv_GroupUMinjjj", _REDUCE))
 fma = _device(_fma)
 at = _device(_at)
 atomic_increment = _device(_atomic_increment)

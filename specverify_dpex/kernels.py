@@ -36,6 +36,7 @@ from specverify_dpex.intrinsics import (
 # A weight's two limbs have 22 bits each: 2**22 is what both are scaled by.
 LIMB_BITS = np.uint64(22)
 LIMB_SCALE = np.float32(2**22)
+LIMB_MASK = np.uint64(2**22 - 1)
 SMALLEST_NORMAL = np.float32(2.0**-126)
 # Scales both sides of the acceptance test so that nothing underflows: the sides differ by at least 2**-174 where
 # target >= 2**-126, and neither exceeds 1 before scaling.
@@ -78,9 +79,12 @@ def _uniform(seed, position, row, offset, stream):
 @dpex.device_func
 def _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, stream):
     """The uniform of one position, by the key and row number that the contract gives the sequence."""
+    key = seed
+    row = sequence
     if philox & PHILOX_ROW_KEYS:
-        return _uniform(keys[sequence * keys_batch], position, 0, offset, stream)
-    return _uniform(seed, position, sequence, offset, stream)
+        key = keys[sequence * keys_batch]
+        row = np.int64(0)
+    return _uniform(key, position, row, offset, stream)
 
 
 @dpex.device_func
@@ -131,35 +135,78 @@ def _weight(target_row, draft_row, residual, excluded, v):
 
 
 @dpex.device_func
-def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes):
-    """This work-item's share of the weights of tokens [first, last), a tile: every lanes-th of them."""
+def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes, zero):
+    """This work-item's share of the weights of tokens [first, last), a tile: every lanes-th of them.
+
+    Four at a time, so that their steps overlap. Counters have 32 bits and addresses start at the work-item's own token,
+    since 64-bit arithmetic takes several instructions on most GPUs; `zero` is 0, see `verify_kernel`.
+    """
+    target0 = at(target_row, first + lane)
+    target1 = at(target0, lanes)
+    target2 = at(target1, lanes)
+    target3 = at(target2, lanes)
+    draft0 = at(draft_row, first + lane)
+    draft1 = at(draft0, lanes)
+    draft2 = at(draft1, lanes)
+    draft3 = at(draft2, lanes)
+    length = np.int32(last - first)
+    stride = np.int32(4 * lanes)
+    whole = np.int32(length - np.int32(np.uint32(length) % np.uint32(stride)))
     high_sum = np.uint32(0)
     low_sum = np.uint32(0)
-    v = first + lane
-    # Four at a time, so that their steps overlap.
-    for _ in range(np.int64(np.uint32(last - first) // np.uint32(4 * lanes))):
-        high0, low0 = _limbs(_value(target_row, draft_row, residual, v))
-        high1, low1 = _limbs(_value(target_row, draft_row, residual, v + lanes))
-        high2, low2 = _limbs(_value(target_row, draft_row, residual, v + 2 * lanes))
-        high3, low3 = _limbs(_value(target_row, draft_row, residual, v + 3 * lanes))
+    v = zero
+    while v < whole:
+        high0, low0 = _limbs(_value(target0, draft0, residual, v))
+        high1, low1 = _limbs(_value(target1, draft1, residual, v))
+        high2, low2 = _limbs(_value(target2, draft2, residual, v))
+        high3, low3 = _limbs(_value(target3, draft3, residual, v))
         high_sum = np.uint32(high_sum + high0 + high1 + high2 + high3)
         low_sum = np.uint32(low_sum + low0 + low1 + low2 + low3)
-        v += 4 * lanes
-    while v < last:
-        high, low = _limbs(_value(target_row, draft_row, residual, v))
+        v = np.int32(v + stride)
+    v = whole
+    while v + lane < length:
+        high, low = _limbs(_value(target0, draft0, residual, v))
         high_sum = np.uint32(high_sum + high)
         low_sum = np.uint32(low_sum + low)
-        v += lanes
+        v = np.int32(v + np.int32(lanes))
     return _combine(high_sum, low_sum)
 
 
 @dpex.device_func
-def _sum_tiles(target_row, draft_row, residual, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, sums):
+def _sum64(value):
+    """The sum of a uint64 over the work-group, by collectives of 32 bits: those of 64 are many times their size.
+
+    Three limbs of 22 bits: each sum fits while a work-group has at most 1,024 work-items.
+    """
+    low = group_sum(np.uint32(value & LIMB_MASK))
+    middle = group_sum(np.uint32((value >> LIMB_BITS) & LIMB_MASK))
+    high = group_sum(np.uint32(value >> (LIMB_BITS + LIMB_BITS)))
+    return _join(low, middle, high)
+
+
+@dpex.device_func
+def _scan64(value):
+    """The sum of a uint64 over the work-items before this one, likewise."""
+    low = group_scan(np.uint32(value & LIMB_MASK))
+    middle = group_scan(np.uint32((value >> LIMB_BITS) & LIMB_MASK))
+    high = group_scan(np.uint32(value >> (LIMB_BITS + LIMB_BITS)))
+    return _join(low, middle, high)
+
+
+@dpex.device_func
+def _join(low, middle, high):
+    return np.uint64(low) + (np.uint64(middle) << LIMB_BITS) + (np.uint64(high) << (LIMB_BITS + LIMB_BITS))
+
+
+@dpex.device_func
+def _sum_tiles(
+    target_row, draft_row, residual, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, zero, sums,
+):  # fmt: skip
     """Add up the weights of each tile in [first_tile, last_tile), by the whole work-group, and write the sums."""
     for tile in range(first_tile, last_tile):
         first = tile * tile_length
         last = min(first + tile_length, vocab)
-        mass = group_sum(_tile_mass(target_row, draft_row, residual, first, last, lane, lanes))
+        mass = _sum64(_tile_mass(target_row, draft_row, residual, first, last, lane, lanes, zero))
         if lane == 0:
             if excluded >= first and excluded < last:
                 high, low = _limbs(_value(target_row, draft_row, residual, excluded))
@@ -213,7 +260,7 @@ def _walk(
             accepts = _accepts(target, draft, uniform)
         if not accepts:
             first_stop = min(first_stop, position * 2 + (1 if token < 0 else 0))
-    return np.int64(group_min(np.uint64(first_stop)))
+    return np.int64(group_min(np.uint32(first_stop)))
 
 
 @dpex.kernel
@@ -267,6 +314,9 @@ def verify_kernel(
     )  # fmt: skip
     position = stop >> 1
     rejected = (stop & 1) == 0
+    # Always 0, but out of a collective: graphics compilers take it for divergent and count loops that start from it in
+    # vector registers, beside the data, instead of keeping masks for them.
+    zero = np.int32(stop >> 40)
     residual = rejected and has_draft != 0
     excluded = np.int64(-1)
     if rejected and has_draft == 0:
@@ -278,18 +328,19 @@ def verify_kernel(
     last_tile = min(first_tile + slice_tiles, tiles)
     if residual:
         _sum_tiles(
-            target_row, draft_row, True, -1, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass
+            target_row, draft_row, True, -1, vocab, tile_length, first_tile, last_tile, lane, lanes, zero, tile_mass,
         )  # fmt: skip
     else:
         _sum_tiles(
-            target_row, draft_row, False, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass
+            target_row, draft_row, False, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, zero,
+            tile_mass,
         )  # fmt: skip
 
     if slices > 1:
-        arrived = np.uint64(0)
+        arrived = np.uint32(0)
         if lane == 0:
-            arrived = np.uint64(atomic_increment(at(arrivals, sequence)))
-        if group_sum(arrived) != np.uint64(slices - 1):
+            arrived = atomic_increment(at(arrivals, sequence))
+        if group_sum(arrived) != np.uint32(slices - 1):
             return
         if lane == 0:
             arrivals[sequence] = np.uint32(0)
@@ -301,19 +352,21 @@ def verify_kernel(
     mass = np.uint64(0)
     for tile in range(lane * share, min(lane * share + share, tiles)):
         mass += tile_mass[tile]
-    total = group_sum(mass)
+    total = _sum64(mass)
 
     # A total of 2**64, all of MAX_VOCAB weights at their largest, has wrapped to zero: any weight tells it from zero.
     wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
     if total == 0 and rejected and not wrapped:
         residual = False
         excluded = np.int64(-1)
-        _sum_tiles(target_row, draft_row, False, -1, vocab, tile_length, 0, tiles, lane, lanes, tile_mass)
+        _sum_tiles(
+            target_row, draft_row, False, -1, vocab, tile_length, 0, tiles, lane, lanes, zero, tile_mass,
+        )  # fmt: skip
         group_barrier()
         mass = np.uint64(0)
         for tile in range(lane * share, min(lane * share + share, tiles)):
             mass += tile_mass[tile]
-        total = group_sum(mass)
+        total = _sum64(mass)
         wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
 
     if philox & PHILOX_SAMPLE:
@@ -331,7 +384,7 @@ def verify_kernel(
         return
 
     threshold = _threshold(fixed, total)
-    lower = group_scan(mass)
+    lower = _scan64(mass)
     found = np.int64(0)
     before = np.uint64(0)
     if lower <= threshold and threshold < lower + mass:
@@ -342,8 +395,8 @@ def verify_kernel(
                 break
             before += tile_mass[found]
             found += 1
-    first = np.int64(group_sum(np.uint64(found))) * tile_length
-    before = group_sum(before)
+    first = np.int64(group_sum(np.uint32(found))) * tile_length
+    before = _sum64(before)
 
     share = np.int64(np.uint32(tile_length) // np.uint32(lanes))
     first += lane * share
@@ -351,7 +404,7 @@ def verify_kernel(
     mass = np.uint64(0)
     for v in range(first, last):
         mass += _weight(target_row, draft_row, residual, excluded, v)
-    lower = before + group_scan(mass)
+    lower = before + _scan64(mass)
     if lower <= threshold and threshold < lower + mass:
         for v in range(first, last):
             lower += _weight(target_row, draft_row, residual, excluded, v)

@@ -111,7 +111,7 @@ class Plan:
         _, _, draft, accept, sample, keys = views
         cut = tuning.launch_shape(self.batch, vocab, self.queue.sycl_device)
         kernel = launch.kernel(self.queue, "verify_f32")
-        work_group = min(cut.work_group, kernel.max_work_group)
+        work_group = min(cut.work_group, tuning.MAX_WORK_GROUP, kernel.max_work_group)
         tile_length = work_group * min(cut.tile_steps, tuning.MAX_TILE_STEPS)
         tiles = -(-vocab // tile_length)
         slice_tiles = -(-tiles // cut.slices)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import dpctl
 
+MAX_WORK_GROUP = 1024
+"""Work-items of a work-group: the limbs of as many 64-bit sums fit in 32 bits when they are added."""
 MAX_TILE_STEPS = 512
 """Elements of a tile for each work-item: its 32-bit counters of limbs hold 1,023."""
 

@@ -8,16 +8,22 @@ import os
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from specverify_dpex import launch
-from specverify_dpex.spirv import MANIFEST, MODULE_FOLDER, capabilities
+from specverify_dpex.spirv import MANIFEST, MODULE_FOLDER, capabilities, private_variables, work_group_limit
 
 MODULES = sorted(MODULE_FOLDER.glob("*.spv"))
+FLOOR = Path(__file__).parent.parent / "bench" / "floor_f32.spv"  # the benchmark's own
 ENTRY_POINTS = json.loads((MODULE_FOLDER / MANIFEST).read_text())["modules"]
 FLOAT64 = 10
 OP_CAPABILITY = 17 | 2 << 16
+OP_EXECUTION_MODE = 16 | 6 << 16
+OP_VARIABLE = 59 | 4 << 16
+LOCAL_SIZE = 17
+FUNCTION, CROSS_WORKGROUP = 7, 5
 
 
 def test_the_manifest_lists_the_modules():
@@ -30,9 +36,11 @@ def test_module_is_what_the_manifest_says(module):
     content = module.read_bytes()
     assert hashlib.sha256(content).hexdigest() == ENTRY_POINTS[module.stem]["sha256"]
     assert capabilities(content) == ENTRY_POINTS[module.stem]["capabilities"]
+    assert private_variables(content) == ENTRY_POINTS[module.stem]["private_variables"] == 0
+    assert work_group_limit(content) == ENTRY_POINTS[module.stem]["work_group_limit"]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("module", [*MODULES, FLOOR], ids=lambda path: path.stem)
 def test_module_needs_no_float64(module):
     words = struct.unpack(f"<{module.stat().st_size // 4}I", module.read_bytes())
     declared = {after for word, after in zip(words, words[1:]) if word == OP_CAPABILITY}
@@ -46,12 +54,21 @@ def test_capabilities_refuses_float64():
         capabilities(header + struct.pack("<2I", OP_CAPABILITY, FLOAT64))
 
 
+def test_private_variables_and_work_group_limit():
+    header = struct.pack("<5I", 0x07230203, 0x10100, 0, 1, 0)
+    local_size = struct.pack("<6I", OP_EXECUTION_MODE, 1, LOCAL_SIZE, 16, 2, 1)
+    private, module_wide = (struct.pack("<4I", OP_VARIABLE, 1, 2, storage) for storage in (FUNCTION, CROSS_WORKGROUP))
+    module = header + local_size + module_wide + private + private
+    assert (private_variables(module), work_group_limit(module)) == (2, 32)
+    assert (private_variables(header + module_wide), work_group_limit(header)) == (0, None)
+
+
 def test_capabilities_refuses_what_is_not_spirv():
     with pytest.raises(ValueError, match="^`module` must be SPIR-V in little-endian order"):
         capabilities(struct.pack(">5I", 0x07230203, 0x10100, 0, 1, 0))
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("module", [*MODULES, FLOOR], ids=lambda path: path.stem)
 def test_module_is_valid(module):
     validator = shutil.which("spirv-val")
     if validator is None:

@@ -11,7 +11,11 @@ MANIFEST = "manifest.json"
 
 _MAGIC = 0x07230203
 _HEADER_WORDS = 5
+_OP_EXECUTION_MODE = 16
 _OP_CAPABILITY = 17
+_OP_VARIABLE = 59
+_STORAGE_FUNCTION = 7
+_MODE_LOCAL_SIZE = 17
 
 # The capabilities that a module may declare, by the numbers of the SPIR-V specification: what every OpenCL 2.1 device
 # without float64 offers. Another one in a module is an error when it is compiled.
@@ -52,3 +56,16 @@ def capabilities(module: bytes) -> list[str]:
     if beyond:
         raise ValueError(f"`module` must need only what every device has: it declares the capabilities {beyond}")
     return [_CAPABILITIES[number] for number in declared]
+
+
+def private_variables(module: bytes) -> int:
+    """How many variables a module keeps in private memory, which is slow on a GPU."""
+    return sum(opcode == _OP_VARIABLE and words[3] == _STORAGE_FUNCTION for opcode, words in _instructions(module))
+
+
+def work_group_limit(module: bytes) -> int | None:
+    """The work-items of a work-group that a module insists on; None where it takes what the device can run."""
+    for opcode, words in _instructions(module):
+        if opcode == _OP_EXECUTION_MODE and words[2] == _MODE_LOCAL_SIZE:
+            return words[3] * words[4] * words[5]
+    return None
