@@ -74,6 +74,8 @@ class Tensor:
         if not isinstance(other, Dtype):
             return Tensor(arrays.tensor_module().reshape(self.array, other, copy=False), self.device)
         (count,) = self.shape
+        if not count:
+            return empty(0, dtype=other, device=self.device)
         count = count * self.array.itemsize // np.dtype(other.name).itemsize
         offset = self.array.__sycl_usm_array_interface__.get("offset", 0) * self.array.itemsize
         whole = self.array.usm_data
