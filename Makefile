@@ -7,10 +7,10 @@ NOX := .venv/nox/bin/nox
 DEMO := .venv/demo/bin/specverify-dpex
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint levelzero isa bench compile clean
+.PHONY: help demo test lint levelzero isa hub-kernel bench compile clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: .venv/demo/.stamp  ## decode English speculatively on this machine's SYCL device; options in ARGS="..."
 	@$(DEMO) demo $(ARGS)
@@ -27,6 +27,9 @@ levelzero: .venv/nox/.stamp  ## the Level Zero driver on an emulated GPU (Debian
 isa: .venv/nox/.stamp  ## the machine code of every GPU family, in docs/isa.md (Debian); options in ARGS="..."
 	$(NOX) -s isa -- $(ARGS)
 
+hub-kernel:  ## build/torch-xpu and build/torch-cpu, which the kernels library loads
+	$(PYTHON) tools/hub_kernel.py
+
 bench: .venv/nox/.stamp  ## time verify(); options in ARGS="..."
 	$(NOX) -s bench -- $(ARGS)
 
@@ -34,7 +37,7 @@ compile: .venv/nox/.stamp  ## compile the kernels again (Python 3.9 to 3.11)
 	$(NOX) -s compile -- $(ARGS)
 
 clean:  ## remove the environments and caches
-	rm -rf .venv .nox .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .nox build .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # In place, so that the demo runs what is in the checkout.

@@ -2,20 +2,26 @@
 
 A kind of array knows two things: how one of its arrays is seen as memory that a kernel can read, and how results in USM
 memory become an array of its own. Other libraries' classes are found among the modules that the caller has loaded;
-none is imported here.
+none is imported here. What offers `__sycl_usm_array_interface__` is read by that, which costs a tenth of DLPack; for
+everything else there is DLPack, whose capsules `specverify_dpex.capsule` reads and writes.
 """
 
 from __future__ import annotations
 
 import array as host_array
+import ctypes
 import math
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import dpctl
+import dpctl._sycl_queue
 from dpctl._sycl_queue_manager import get_device_cached_queue
 from dpctl.memory import MemoryUSMDevice, as_usm_memory
+
+from specverify_dpex import capsule, launch, runtime
+from specverify_dpex.capsule import KDL_CPU, KDL_ONEAPI, contiguous_strides
 
 DTYPE_NAMES = {
     "b1": "bool",
@@ -33,6 +39,19 @@ DTYPE_NAMES = {
 _CHARACTERS = {"f": "f4", "d": "f8", "e": "f2", "i": "i4", "l": "i8", "q": "i8", "I": "u4", "L": "u8", "Q": "u8"}
 
 _default_queue: dpctl.SyclQueue | None = None
+_device_ids: dict[tuple[dpctl.SyclContext, dpctl.SyclDevice], int] = {}
+
+# As in launch.py: dpctl's own library, found through an extension module that links to it.
+_dpctl = ctypes.CDLL(dpctl._sycl_queue.__file__)
+_usm_type = _dpctl.DPCTLUSM_GetPointerType
+_usm_type.restype = ctypes.c_int
+_usm_type.argtypes = [ctypes.c_void_p, ctypes.c_void_p]  # memory and context; 0 for memory that is not the context's
+_same_queue = _dpctl.DPCTLQueue_AreEq
+_same_queue.restype = ctypes.c_bool
+_same_queue.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
 
 _HOST_CODES = {"i4": "i", "i8": "q", "u4": "I", "u8": "Q", "f4": "f", "f8": "d"}  # of the array module
 
@@ -52,21 +71,11 @@ ABSENT = View(0, (), (0, 0, 0), "", None, None)
 """The view of an optional argument that was not given."""
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a C-contiguous array."""
-    strides = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
-
-
 class UsmArray:
     """A C-contiguous array in USM memory, for programs that use no array library.
 
-    It implements `__sycl_usm_array_interface__`, so dpctl.tensor and dpnp read it without a copy, and it is what
-    `verify` returns for objects that offer this interface alone.
+    It implements `__sycl_usm_array_interface__` and DLPack, so dpctl.tensor, dpnp, torch and others read it without a
+    copy, and it is what `verify` returns for objects that offer these interfaces alone.
 
     Parameters
     ----------
@@ -188,6 +197,66 @@ class UsmArray:
             "offset": self._byte_offset // self.itemsize,
         }
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (KDL_ONEAPI, _device_id(self.sycl_queue))
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule of this memory, or of a copy on the host where `dl_device` is (1, 0).
+
+        Parameters
+        ----------
+        stream : dpctl.SyclQueue, or int, optional
+            The queue on which the consumer will use it, which is made to wait for this array's queue; -1 for none to
+            wait. Without it the host waits.
+        max_version : tuple of int, optional
+            The newest version that the consumer takes; a legacy capsule if none.
+        dl_device : tuple of int, optional
+            This array's device, or the host.
+        copy : bool, optional
+            Whether to copy; None does so only where the device differs.
+
+        Raises
+        ------
+        BufferError
+            If the memory cannot be seen from `dl_device`, or only by a copy that `copy` forbids.
+        """
+        device = self.__dlpack_device__()
+        wanted = device if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+        if wanted not in (device, (KDL_CPU, 0)):
+            raise BufferError(f"`dl_device` must be {device}, or ({KDL_CPU}, 0) for the host: got {wanted}")
+        if wanted != device and copy is False:
+            raise BufferError("`copy` must not be False where `dl_device` is the host: the memory is on a SYCL device")
+        versioned = max_version is not None and max_version[0] >= capsule.VERSION[0]
+        if wanted != device:
+            self.sycl_queue.wait()
+            shape = self.shape
+            host = as_usm_memory(self).copy_to_host().view(self._typestr) if 0 not in shape else None
+            array = capsule.as_numpy(0 if host is None else host.ctypes.data, shape, contiguous_strides(shape),
+                                     self._typestr, host)  # fmt: skip
+            return capsule.export(array, versioned)
+        if isinstance(stream, dpctl.SyclQueue):
+            if stream != self.sycl_queue:
+                stream.submit_barrier([self.sycl_queue.submit_barrier()])
+        elif stream != -1:
+            self.sycl_queue.wait()
+        owner: Any = self
+        pointer = self.memory._pointer + self._byte_offset
+        if copy and 0 not in self.shape:
+            owner = MemoryUSMDevice(math.prod(self.shape) * self.itemsize, queue=self.sycl_queue)
+            owner.copy_from_device(self)
+            pointer = owner._pointer
+        array = capsule.as_numpy(pointer, self.shape, contiguous_strides(self.shape), self._typestr, owner)
+        exported = capsule.export(array, versioned)
+        capsule.rename_device(exported, device)
+        return exported
+
     def __repr__(self) -> str:
         return f"UsmArray(shape={self.shape}, dtype={self.dtype!r}, device={self.sycl_queue.sycl_device.name!r})"
 
@@ -196,12 +265,25 @@ class Kind:
     """A kind of array; the base is any object with `__sycl_usm_array_interface__`."""
 
     name = "an object with __sycl_usm_array_interface__"
+    conversion = "{name}.astype({dtype!r})"
+    """How to convert an array, as an error message shows it."""
+
     ordered = False
     """Whether its library orders its own work after the events of dpctl's SequentialOrderManager."""
     on_host = False
     """Whether its arrays lie where no kernel can read them."""
     copies = False
     """Whether its library can make a contiguous copy."""
+
+    def of(self, array: Any, argument: str) -> Kind:
+        """The kind of one array, where arrays of a class are of several kinds.
+
+        Raises
+        ------
+        BufferError
+            If it is on a device that SYCL does not reach.
+        """
+        return self
 
     def view(self, array: Any, argument: str) -> View:
         """Describe an array, before anything is copied.
@@ -229,6 +311,10 @@ class Kind:
     def copy(self, view: View) -> View:
         """The view of a C-contiguous copy on the device; only where `on_host` or `copies` says so."""
         raise NotImplementedError
+
+    def results(self, queue: dpctl.SyclQueue) -> Any:
+        """Where results go: what has an `allocate` like `launch.Arena`, with memory that `wrap` takes."""
+        return launch.Arena(queue)
 
     def wrap(self, memory: Any, first: int, shape: tuple[int, ...], dtype: str, queue: dpctl.SyclQueue) -> Any:
         """An array of this kind over results that begin `first` elements into `memory`; `dtype` as in a View."""
@@ -286,33 +372,317 @@ class _DpnpKind(_TensorKind):
         return self._wrap(super().wrap(memory, first, shape, dtype, queue))
 
 
-class _NumpyKind(Kind):
-    """numpy arrays: copied to the default device, and results back, so every call waits."""
+class _HostKind(Kind):
+    """Arrays on the host: copied to the default device, and results back, so every call waits."""
 
-    name = "numpy.ndarray"
     on_host = True
 
-    def __init__(self, module: Any):
-        self._numpy = module
+    def copy(self, view):
+        memory = MemoryUSMDevice(math.prod(view.shape) * _itemsize(view.dtype) or 1, queue=view.queue)
+        if 0 not in view.shape:
+            memory.copy_from_host(self._bytes(view))
+        return View(memory._pointer, view.shape, contiguous_strides(view.shape), view.dtype, view.queue, memory)
+
+    def _bytes(self, view: View) -> Any:
+        """The elements in C order and the host's byte order, as a buffer of bytes."""
+        raise NotImplementedError
+
+
+class _NumpyKind(_HostKind):
+    name = "numpy.ndarray"
 
     def view(self, array, argument):
         strides = tuple(stride // array.itemsize for stride in array.strides)
         return View(0, array.shape, strides, array.dtype.str[1:], default_queue(), array)
 
-    def copy(self, view):
-        array = view.owner
-        # A device computes in the host's byte order.
-        packed = self._numpy.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-        memory = MemoryUSMDevice(max(packed.nbytes, 1), queue=view.queue)
-        if packed.nbytes:
-            memory.copy_from_host(packed.reshape(-1).view("u1"))
-        return View(memory._pointer, view.shape, contiguous_strides(view.shape), view.dtype, view.queue, memory)
+    def _bytes(self, view):
+        return _contiguous_bytes(view.owner.astype(view.owner.dtype.newbyteorder("="), copy=False))
 
     def wrap(self, memory, first, shape, dtype, queue):
+        return _result_on_host(memory, first, shape, dtype, queue)
+
+
+class _DlpackKinds(Kind):
+    """A class whose arrays offer DLPack and nothing better: one kind for each device."""
+
+    def __init__(self, cls: type):
+        self._class = f"{cls.__module__}.{cls.__qualname__}"
+        self._kinds: dict[tuple[int, int], Kind] = {}
+
+    def of(self, array, argument):
+        device_type, number = array.__dlpack_device__()
+        device = (int(device_type), int(number))
+        kind = self._kinds.get(device)
+        if kind is None:
+            namespace = array.__array_namespace__() if hasattr(array, "__array_namespace__") else None
+            library = namespace if hasattr(namespace, "from_dlpack") else None
+            if device[0] == KDL_ONEAPI:
+                kind = _DlpackSyclKind(self._class, library, device, argument)
+            elif device[0] == KDL_CPU:
+                kind = _DlpackHostKind(self._class, library, device)
+            else:
+                raise BufferError(
+                    f"`{argument}` must be on a SYCL device or on the host: expected DLPack's device type {KDL_ONEAPI} "
+                    f"or {KDL_CPU}, got {device[0]}. Copy it to the host"
+                )
+            self._kinds[device] = kind
+        return kind
+
+
+class _Exporter:
+    """Reads the arrays that one class exports on one device."""
+
+    def __init__(self, device: tuple[int, int], *options: dict[str, Any]):
+        self._device = device
+        self._options = [*options, {"max_version": capsule.VERSION}, {}]
+
+    def read(self, array: Any, argument: str) -> capsule.Tensor:
+        """The array's memory; a library that does not know an option of the protocol is asked without it."""
+        try:
+            exported = self._export(array)
+        except (BufferError, ValueError, RuntimeError) as error:
+            raise BufferError(f"`{argument}` must be exported by DLPack, but its library refuses: {error}") from error
+        tensor = capsule.read(exported, argument)
+        if tensor.device != self._device:
+            raise BufferError(
+                f"`{argument}` must be where its `__dlpack_device__` says: expected {self._device}, got {tensor.device}"
+            )
+        return tensor
+
+    def _export(self, array: Any) -> Any:
+        while len(self._options) > 1:
+            try:
+                return array.__dlpack__(**self._options[0])
+            except TypeError:
+                self._options = self._options[1:]  # for the arrays to come as well
+        return array.__dlpack__()
+
+
+class _DlpackSyclKind(Kind):
+    """Arrays of one class on one SYCL device, read in place; results come back through its library, where it can."""
+
+    def __init__(self, cls: str, library: Any, device: tuple[int, int], argument: str):
+        self.name = f"{cls} on DLPack's device {device}"
+        self._library = library
+        try:
+            self._queue = get_device_cached_queue(dpctl.SyclDevice(str(device[1])))
+        except (ValueError, dpctl.SyclDeviceCreationError) as error:
+            raise BufferError(
+                f"`{argument}` must be on a device of dpctl's: got DLPack's device {device}. "
+                "`specverify-dpex doctor` lists them"
+            ) from error
+        # dpctl and dpnp make the queue wait for theirs; libraries that do not take it must be done by themselves.
+        self._exporter = _Exporter(device, {"max_version": capsule.VERSION, "stream": self._queue})
+
+    def view(self, array, argument):
+        pointer, _, shape, strides, dtype, owner = self._exporter.read(array, argument)
         if 0 in shape:
-            return self._numpy.empty(shape, dtype)
-        part = as_usm_memory(super().wrap(memory, first, shape, dtype, queue))
-        return self._numpy.frombuffer(part.copy_to_host(), dtype=dtype).reshape(shape)
+            return View(0, shape, strides, dtype, None, owner)
+        _check_reach(pointer, self._queue, argument)
+        return View(pointer, shape, strides, dtype, self._queue, owner)
+
+    def wrap(self, memory, first, shape, dtype, queue):
+        array = super().wrap(memory, first, shape, dtype, queue)
+        return array if self._library is None else self._library.from_dlpack(array)
+
+
+class _DlpackHostKind(_HostKind):
+    """Arrays of one class on the host; results come back through its library, or as numpy arrays."""
+
+    def __init__(self, cls: str, library: Any, device: tuple[int, int]):
+        self.name = f"{cls} on the host"
+        self._library = library
+        self._exporter = _Exporter(device)
+
+    def view(self, array, argument):
+        pointer, _, shape, strides, dtype, owner = self._exporter.read(array, argument)
+        return View(pointer, shape, strides, dtype, default_queue(), owner)
+
+    def _bytes(self, view):
+        typestr = f"u{_itemsize(view.dtype)}"
+        array = capsule.as_numpy(view.pointer, view.shape, view.strides, typestr, view.owner, read_only=True)
+        return _contiguous_bytes(array)
+
+    def wrap(self, memory, first, shape, dtype, queue):
+        array = _result_on_host(memory, first, shape, dtype, queue)
+        return array if self._library is None else self._library.from_dlpack(array)
+
+
+class _TorchKinds(Kind):
+    """torch.Tensor: one kind for each device."""
+
+    def __init__(self, torch: Any):
+        self._torch = torch
+        self._kinds: dict[Any, Kind] = {}
+
+    def of(self, array, argument):
+        device = array.device
+        kind = self._kinds.get(device)
+        if kind is None:
+            if device.type == "cpu":
+                kind = _TorchHostKind(self._torch)
+            elif device.type == "xpu":
+                kind = _TorchXpuKind(self._torch, device, argument)
+            else:
+                raise BufferError(
+                    f"`{argument}` must be on a SYCL device or on the host: expected a torch device xpu or cpu, got "
+                    f"{device}. Copy it, for example with {argument}.cpu()"
+                )
+            self._kinds[device] = kind
+        return kind
+
+
+class _TorchHostKind(_HostKind):
+    name = "torch.Tensor on cpu"
+    conversion = "{name}.to(torch.{dtype})"
+
+    def __init__(self, torch: Any):
+        self._torch = torch
+        self._dtypes = _torch_dtypes(torch)
+
+    def view(self, array, argument):
+        _check_strided(array, argument, self._torch)
+        if array.is_neg():
+            array = array.resolve_neg()
+        dtype = self._dtypes.get(array.dtype) or str(array.dtype)
+        return View(0, tuple(array.shape), array.stride(), dtype, default_queue(), array)
+
+    def _bytes(self, view):
+        packed = view.owner.contiguous()
+        nbytes = packed.numel() * _itemsize(view.dtype)
+        return capsule.as_numpy(packed.data_ptr(), (nbytes,), (1,), "u1", packed, read_only=True)
+
+    def wrap(self, memory, first, shape, dtype, queue):
+        return self._torch.from_numpy(_result_on_host(memory, first, shape, dtype, queue))
+
+
+class _TorchMemory:
+    """Memory that torch allocated."""
+
+    def __init__(self, tensor: Any):
+        self.tensor = tensor
+        self._pointer = tensor.data_ptr()
+
+
+class _TorchXpuKind(Kind):
+    """torch's tensors on one Intel GPU, read in place on torch's current stream.
+
+    Streams are in-order queues, and torch's allocator gives memory to the work of one stream in its order, so results
+    are memory of torch's and nothing waits.
+    """
+
+    conversion = "{name}.to(torch.{dtype})"
+    copies = True
+
+    def __init__(self, torch: Any, device: Any, argument: str):
+        problem = runtime.torch_mismatch(torch)
+        if problem is not None:
+            raise BufferError(f"`{argument}` must be of a torch that shares dpctl's SYCL runtime: {problem}")
+        self.name = f"torch.Tensor on {device}"
+        self._torch = torch
+        self._device = device
+        self._to_dlpack = torch.utils.dlpack.to_dlpack
+        self._queue: dpctl.SyclQueue | None = None
+
+    def _current_queue(self) -> dpctl.SyclQueue:
+        address = self._torch.xpu.current_stream(self._device).sycl_queue
+        queue = self._queue
+        if queue is None or not _same_queue(address, queue.addressof_ref()):
+            # dpctl copies the queue that a capsule points to. The capsule has no destructor: the original is torch's.
+            queue = self._queue = dpctl.SyclQueue(_new_capsule(address, b"SyclQueueRef", None))
+        return queue
+
+    def view(self, array, argument):
+        _check_strided(array, argument, self._torch)
+        tensor = capsule.read(self._to_dlpack(array), argument)
+        if tensor.device[0] != KDL_ONEAPI:
+            raise BufferError(
+                f"`{argument}` must be on a SYCL device: expected DLPack's device type {KDL_ONEAPI}, got "
+                f"{tensor.device[0]}"
+            )
+        if 0 in tensor.shape:
+            return View(0, tensor.shape, tensor.strides, tensor.dtype, None, array)
+        queue = self._current_queue()
+        _check_reach(tensor.pointer, queue, argument)
+        return View(tensor.pointer, tensor.shape, tensor.strides, tensor.dtype, queue, array)
+
+    def copy(self, view):
+        return self.view(view.owner.contiguous(), "copy")
+
+    def results(self, queue):
+        return self
+
+    def allocate(self, nbytes: int) -> tuple[_TorchMemory, int]:
+        return _TorchMemory(self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)), 0
+
+    def wrap(self, memory, first, shape, dtype, queue):
+        itemsize = int(dtype[1:])
+        part = memory.tensor[first * itemsize : (first + math.prod(shape)) * itemsize]
+        return part.view(getattr(self._torch, DTYPE_NAMES[dtype])).view(shape)
+
+
+def _torch_dtypes(torch: Any) -> dict[Any, str]:
+    names = {**DTYPE_NAMES, "bfloat16": "bfloat16"}
+    return {getattr(torch, name): code for code, name in names.items() if hasattr(torch, name)}
+
+
+def _check_strided(tensor: Any, argument: str, torch: Any) -> None:
+    if tensor.layout is not torch.strided:
+        raise BufferError(
+            f"`{argument}` must be a dense tensor: expected torch.strided, got {tensor.layout}. "
+            f"Convert it, for example with {argument}.to_dense()"
+        )
+
+
+def _check_reach(pointer: int, queue: dpctl.SyclQueue, argument: str) -> None:
+    """Raise where a queue's context does not know the memory: kernels that touch it could take the process down."""
+    if not _usm_type(pointer, queue.sycl_context.addressof_ref()):
+        raise BufferError(
+            f"`{argument}` must be USM memory of the default context of {queue.sycl_device.name.strip()}: "
+            f"got {pointer:#x}, which is not. Allocate it on the library's default queue"
+        )
+
+
+def _device_id(queue: dpctl.SyclQueue) -> int:
+    """DLPack's number of the queue's device.
+
+    Raises
+    ------
+    BufferError
+        If memory of the queue's context is not that of the device's default context, which DLPack implies.
+    """
+    context, device = queue.sycl_context, queue.sycl_device
+    number = _device_ids.get((context, device))
+    if number is None:
+        root = device
+        while root.parent_device is not None:
+            root = root.parent_device
+        if context != root.sycl_platform.default_context:
+            raise BufferError("only memory of a device's default context can be exported by DLPack")
+        number = int(root.get_filter_string(include_backend=False, include_device_type=False))
+        _device_ids[(context, device)] = number
+    return number
+
+
+def _itemsize(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else int(dtype[1:])
+
+
+def _contiguous_bytes(array: Any) -> Any:
+    """The elements of a numpy array in C order, as bytes."""
+    import numpy
+
+    return numpy.ascontiguousarray(array).reshape(-1).view("u1")
+
+
+def _result_on_host(memory: Any, first: int, shape: tuple[int, ...], dtype: str, queue: dpctl.SyclQueue) -> Any:
+    """A numpy array of results that begin `first` elements into `memory`, copied to the host."""
+    import numpy
+
+    if 0 in shape:
+        return numpy.empty(shape, dtype)
+    part = as_usm_memory(_OBJECT_KIND.wrap(memory, first, shape, dtype, queue))
+    return part.copy_to_host().view(dtype).reshape(shape)
 
 
 _OBJECT_KIND = Kind()
@@ -320,18 +690,28 @@ _kinds: dict[type, Kind] = {UsmArray: _OwnKind()}
 
 
 def kind_of(array: Any, argument: str) -> Kind:
-    """The kind of an array, by its class.
+    """The kind of an array, by its class and, where a class has arrays on several devices, by its device.
 
     Raises
     ------
     TypeError
         If it is none that is known here.
+    BufferError
+        If it is on a device that SYCL does not reach.
     """
     cls = type(array)
     kind = _kinds.get(cls)
     if kind is None:
         kind = _kinds[cls] = _find_kind(array, argument)
-    return kind
+    return kind.of(array, argument)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array rather than a number; libraries' scalars, which have no axes, are numbers."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return hasattr(value, "__sycl_usm_array_interface__") or hasattr(value, "__dlpack__")
+    return bool(shape)
 
 
 def _find_kind(array: Any, argument: str) -> Kind:
@@ -347,12 +727,17 @@ def _find_kind(array: Any, argument: str) -> Kind:
             return _DpnpKind(dpnp, tensor)
     numpy = loaded("numpy")
     if numpy is not None and isinstance(array, numpy.ndarray):
-        return _NumpyKind(numpy)
+        return _NumpyKind()
+    torch = loaded("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _TorchKinds(torch)
     if hasattr(array, "__sycl_usm_array_interface__"):
         return _OBJECT_KIND
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _DlpackKinds(type(array))
     raise TypeError(
-        f"`{argument}` must be an array: expected a dpnp, dpctl.tensor or dpnp.tensor array, an object with "
-        f"`__sycl_usm_array_interface__`, or a numpy array, got {type(array).__name__}. "
+        f"`{argument}` must be an array: expected one of dpnp, dpctl.tensor, dpnp.tensor, torch or numpy, or an object "
+        f"with `__sycl_usm_array_interface__` or `__dlpack__`, got {type(array).__name__}. "
         "Use `specverify_dpex.UsmArray.from_list` to copy lists to the device."
     )
 

@@ -149,7 +149,7 @@ def report() -> Report:
         preparation=preparation,
         dpctl_error=dpctl_error,
         dpctl_sycl=runtime.needed_sycl(runtime.dpctl_interface(dpctl_dir)) if dpctl_dir else 0,
-        torch_sycl=runtime.needed_sycl(os.path.join(torch_dir, "lib", "libc10_xpu.so")) if torch_dir else 0,
+        torch_sycl=runtime.torch_sycl(torch_dir) if torch_dir else 0,
         sycl_installed=_installed_sycl(preparation.library_dir),
         sycl_loaded=loaded_sycl(_read("/proc/self/maps")),
         render_nodes=_render_nodes(),
@@ -351,21 +351,15 @@ def _runtime_problems(report: Report) -> Iterator[Problem]:
     if len(report.sycl_loaded) > 1:
         yield Problem(
             f"two SYCL runtimes are in this process: {' and '.join(report.sycl_loaded)}",
-            f"memory of one is invalid in the other; {_matching(_numbers(report.sycl_loaded))}.",
+            f"memory of one is invalid in the other; {runtime.matching(_numbers(report.sycl_loaded))}.",
         )
     ours, theirs = report.dpctl_sycl, report.torch_sycl
     if ours and theirs and ours != theirs:
         yield Problem(
             f"torch {report.versions.get('torch', '')} brings libsycl.so.{theirs}, while dpctl "
             f"{report.versions.get('dpctl', '')} needs libsycl.so.{ours}: they cannot share a process",
-            f"do not import both in one process, or install a matching pair; {_matching((theirs, ours))}.",
+            f"do not import both in one process, or install a matching pair; {runtime.matching((theirs, ours))}.",
         )
-
-
-def _matching(numbers: Iterable[int]) -> str:
-    """The releases that go together, for each of these runtimes."""
-    stacks = [STACKS[number] for number in numbers if number in STACKS]
-    return ", ".join(f"torch {s.torch} (XPU) goes with dpctl {s.dpctl} and dpnp {s.dpnp}" for s in stacks)
 
 
 def _numbers(paths: Iterable[str]) -> list[int]:

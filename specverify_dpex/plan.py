@@ -66,7 +66,7 @@ class Plan:
     queue : dpctl.SyclQueue
     copied : tuple of bool
         Which arguments are copied before the launch; empty if none is.
-    results : launch.Arena
+    results : launch.Arena, or what the kind has in its place
         Where the results go.
     launch : launch.Launch, or None if the batch is empty
     scratch : launch.Scratch
@@ -74,10 +74,10 @@ class Plan:
 
     def __init__(self, kind: Kind, views: Sequence[View]):
         tokens, target, draft, accept, sample, keys = views
-        check_array(tokens, "draft_tokens", "(batch, num_draft)", (None, None), "i8")
+        check_array(kind, tokens, "draft_tokens", "(batch, num_draft)", (None, None), "i8")
         batch, num_draft = tokens.shape
         rows = (batch, num_draft + 1)
-        check_array(target, "target_probs", "(batch, num_draft + 1, vocab)", (*rows, None), "f4")
+        check_array(kind, target, "target_probs", "(batch, num_draft + 1, vocab)", (*rows, None), "f4")
         vocab = target.shape[2]
         if not 1 <= vocab <= MAX_VOCAB:
             raise ValueError(
@@ -85,20 +85,20 @@ class Plan:
                 "Cut the unused columns of a padded vocabulary off"
             )
         if draft is not ABSENT:
-            check_array(draft, "draft_probs", "(batch, num_draft, vocab)", (batch, num_draft, vocab), "f4")
+            check_array(kind, draft, "draft_probs", "(batch, num_draft, vocab)", (batch, num_draft, vocab), "f4")
         if accept is not ABSENT:
-            check_array(accept, "uniform_accept", "(batch, num_draft)", (batch, num_draft), "f4")
+            check_array(kind, accept, "uniform_accept", "(batch, num_draft)", (batch, num_draft), "f4")
         if sample is not ABSENT:
-            check_array(sample, "uniform_sample", "(batch, num_draft + 1)", rows, "f4")
+            check_array(kind, sample, "uniform_sample", "(batch, num_draft + 1)", rows, "f4")
         if keys is not ABSENT:
-            check_array(keys, "seed", "(batch,)", (batch,), "u8")
+            check_array(kind, keys, "seed", "(batch,)", (batch,), "u8")
         # The target's queue comes first: its array is the one that always has elements.
         named = dict(zip(ARGUMENTS, views))
         self.queue = common_queue({"target_probs": target, **named})
         copied = tuple(needs_copy(kind, view, name.endswith("probs"), name) for name, view in named.items())
         self.copied = copied if any(copied) else ()
         self.batch = batch
-        self.results = launch.Arena(self.queue)
+        self.results = kind.results(self.queue)
         self.launch: launch.Launch | None = None
         self.scratch = launch.Scratch(self.queue, ())
         if batch:
@@ -141,13 +141,13 @@ class Plan:
         return launch.Launch(kernel, queue, arguments, groups, work_group, ("offset",))
 
 
-def check_array(view: View, name: str, axes: str, shape: tuple[int | None, ...], dtype: str) -> None:
+def check_array(kind: Kind, view: View, name: str, axes: str, shape: tuple[int | None, ...], dtype: str) -> None:
     """Check an argument's dtype and every axis; None in `shape` is any extent."""
     if view.dtype != dtype:
         expected = DTYPE_NAMES[dtype]
         raise TypeError(
             f"`{name}` must have dtype {expected}: got {DTYPE_NAMES.get(view.dtype, view.dtype)}. "
-            f"Convert it, for example with {name}.astype({expected!r})"
+            f"Convert it, for example with {kind.conversion.format(name=name, dtype=expected)}"
         )
     if len(view.shape) != len(shape) or any(want not in (None, got) for want, got in zip(shape, view.shape)):
         wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)

@@ -117,6 +117,31 @@ def needed_sycl(library: str) -> int:
     return int(match.group(1)) if match else 0
 
 
+def torch_sycl(torch_dir: str) -> int:
+    """N of the libsycl.so.N that a build of torch needs; 0 where it has no XPU part."""
+    return needed_sycl(os.path.join(torch_dir, "lib", "libc10_xpu.so"))
+
+
+def matching(numbers: Iterable[int]) -> str:
+    """The releases that go together, for each of these SYCL runtimes."""
+    stacks = [STACKS[number] for number in numbers if number in STACKS]
+    return ", ".join(f"torch {s.torch} (XPU) goes with dpctl {s.dpctl} and dpnp {s.dpnp}" for s in stacks)
+
+
+def torch_mismatch(torch: Any) -> str | None:
+    """What is wrong where this torch and dpctl need different SYCL runtimes, and what to do; None where nothing is."""
+    dpctl = sys.modules["dpctl"]
+    theirs = torch_sycl(os.path.dirname(torch.__file__))
+    ours = needed_sycl(dpctl_interface(os.path.dirname(str(dpctl.__file__))))
+    if not theirs or not ours or theirs == ours:
+        return None
+    return (
+        f"torch {torch.__version__} brings libsycl.so.{theirs}, while dpctl {getattr(dpctl, '__version__', '')} needs "
+        f"libsycl.so.{ours}, and memory of one is invalid in the other. Install a matching pair: "
+        f"{matching((theirs, ours))}"
+    )
+
+
 def dpctl_interface(dpctl_dir: str) -> str:
     """dpctl's own library, through which all its modules reach SYCL."""
     return os.path.join(dpctl_dir, "libDPCTLSyclInterface.so")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpctl.memory import MemoryUSMDevice
-
 from specverify_dpex import dlpack, launch, philox
 from specverify_dpex.constants import PHILOX_ROW_KEYS
 from specverify_dpex.dlpack import ABSENT, Kind, View
@@ -243,7 +241,7 @@ def _key(seed: Any | None, needed: bool) -> tuple[int, Any | None]:
         return 0, None
     if seed is None:
         return philox.entropy_seed(), None
-    if getattr(seed, "shape", ()) or hasattr(seed, "__sycl_usm_array_interface__"):
+    if dlpack.is_array(seed):
         return 0, seed
     return philox.check_seed(seed), None
 
@@ -254,14 +252,14 @@ def device_uniforms(seed: Any, offset: int, batch: int, num_draft: int, like: An
     key, seeds = _key(seed, needed=True)
     keys = ABSENT if seeds is None else _view(kind, seeds, "seed")
     if keys is not ABSENT:
-        check_array(keys, "seed", "(batch,)", (batch,), "u8")
+        check_array(kind, keys, "seed", "(batch,)", (batch,), "u8")
     offset = philox.check_offset(offset)
     queue = common_queue({"like": kind.view(like, "like"), "seed": keys})
     if needs_copy(kind, keys, row=False):
         keys = kind.copy(keys)
 
     accept_count = batch * num_draft
-    memory = MemoryUSMDevice(4 * (2 * accept_count + batch) or 1, queue=queue)
+    memory, start = kind.results(queue).allocate(4 * (2 * accept_count + batch))
     if batch:
         arguments = {
             "philox": PHILOX_ROW_KEYS if keys is not ABSENT else 0,
@@ -270,14 +268,14 @@ def device_uniforms(seed: Any, offset: int, batch: int, num_draft: int, like: An
             "seed": key,
             "offset": offset,
             "num_draft": num_draft,
-            "uniform_accept": memory._pointer,
-            "uniform_sample": memory._pointer + 4 * accept_count,
+            "uniform_accept": memory._pointer + start,
+            "uniform_sample": memory._pointer + start + 4 * accept_count,
         }
         kernel = launch.kernel(queue, "uniforms")
         work_group = min(num_draft + 1, 64, kernel.max_work_group)
         draw = launch.Launch(kernel, queue, arguments, (batch,), work_group)
         launch.run(draw, queue, kind.ordered, (memory, keys.owner))
     return (
-        kind.wrap(memory, 0, (batch, num_draft), "f4", queue),
-        kind.wrap(memory, accept_count, (batch, num_draft + 1), "f4", queue),
+        kind.wrap(memory, start // 4, (batch, num_draft), "f4", queue),
+        kind.wrap(memory, start // 4 + accept_count, (batch, num_draft + 1), "f4", queue),
     )

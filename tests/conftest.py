@@ -27,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     kinds = {
         "kind": arrays.kinds(),
         "strided_kind": [kind for kind in arrays.kinds() if kind.strided],
-        "usm_kind": [kind for kind in arrays.kinds() if kind.name != "numpy"],
+        "usm_kind": [kind for kind in arrays.kinds() if kind.name not in ("numpy", "dlpack-host", "torch")],
     }
     for name in kinds.keys() & set(metafunc.fixturenames):
         metafunc.parametrize(name, kinds[name], ids=[kind.name for kind in kinds[name]])

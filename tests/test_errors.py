@@ -59,8 +59,8 @@ def test_verify_refuses_what_is_no_array(no_launch, name, value):
     with pytest.raises(TypeError) as error:
         verify(**{**good(), name: value})
     assert message(error) == (
-        f"`{name}` must be an array: expected a dpnp, dpctl.tensor or dpnp.tensor array, an object with "
-        f"`__sycl_usm_array_interface__`, or a numpy array, got {type(value).__name__}. "
+        f"`{name}` must be an array: expected one of dpnp, dpctl.tensor, dpnp.tensor, torch or numpy, or an object "
+        f"with `__sycl_usm_array_interface__` or `__dlpack__`, got {type(value).__name__}. "
         "Use `specverify_dpex.UsmArray.from_list` to copy lists to the device."
     )
 

@@ -1,0 +1,182 @@
+"""DLPack capsules: any library's memory read in place, and USM memory handed to any library.
+
+Other libraries' importers and exporters serve where they can: numpy writes the capsules below, dpctl.tensor and dpnp
+write those of their own results, and a result reaches any other library through its own `from_dlpack`. Written here
+with ctypes is what they lack:
+
+- Reading a kDLOneAPI capsule. The importers of dpctl.tensor and dpnp.tensor put an array on its device's cached queue,
+  where torch's arrays belong on torch's stream; they take neither bfloat16 nor, before dpctl 0.18, all of the
+  versioned protocol; they take 70 to 220 µs; and dpctl 0.22 has none unless dpnp is there.
+- The device in a capsule of USM memory. numpy knows kDLCPU alone, so the capsule that it writes is given another
+  device. Its deleters are compiled: one written in Python could be called while an exception is under way, or after
+  the interpreter is gone, and would break both.
+
+Layouts are those of `dlpack.h` 1.x on a 64-bit machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, NamedTuple
+
+KDL_CPU = 1
+KDL_ONEAPI = 14
+
+VERSION = (1, 0)
+"""The newest version that is asked for; any 1.x is read."""
+
+_LEGACY = b"dltensor"
+_VERSIONED = b"dltensor_versioned"
+_USED_LEGACY = b"used_dltensor"
+_USED_VERSIONED = b"used_dltensor_versioned"
+
+# A tensor is six words: data; device type and number; axes and element type; shape; strides; byte offset. In a legacy
+# capsule the producer's context and deleter follow; in a versioned one version, context, deleter and flags go before.
+_LegacyWords = ctypes.c_uint64 * 8
+_VersionedWords = ctypes.c_uint64 * 10
+_DEVICE_AT = {_LEGACY: 8, _VERSIONED: 40}
+_Extents = tuple(ctypes.c_int64 * axes for axes in range(65))  # no library has arrays of more
+
+_LOW_HALF = 0xFFFFFFFF
+_DTYPES = {
+    code | bits << 8 | 1 << 16: name  # one lane
+    for (code, bits), name in {
+        (0, 32): "i4",
+        (0, 64): "i8",
+        (1, 32): "u4",
+        (1, 64): "u8",
+        (2, 16): "f2",
+        (2, 32): "f4",
+        (2, 64): "f8",
+        (4, 16): "bfloat16",
+        (6, 8): "b1",
+    }.items()
+}
+"""Element types as `dlpack.View` names them; others go by their numbers."""
+
+_pythonapi = ctypes.pythonapi
+_get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _pythonapi))
+_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _pythonapi))
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _pythonapi)
+)
+_Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # keeps the GIL, which some producers' deleters count on
+_deleters: dict[int, Any] = {0: None}  # by address: a library has one or two
+
+
+class Tensor(NamedTuple):
+    """What a capsule held."""
+
+    pointer: int  # address of element (0, 0, …)
+    device: tuple[int, int]  # type and number
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+    dtype: str  # as in dlpack.View
+    owner: Any  # keeps the memory alive
+
+
+class _Managed:
+    """A consumed tensor, which its producer gets back when nothing here uses it any more."""
+
+    __slots__ = ("_address", "_deleter")
+
+    def __init__(self, address: int, deleter: int):
+        self._address = address
+        if deleter not in _deleters:
+            _deleters[deleter] = _Deleter(deleter)
+        self._deleter = _deleters[deleter]
+
+    def __del__(self) -> None:
+        if self._deleter is not None:
+            self._deleter(self._address)
+
+
+def read(capsule: Any, argument: str) -> Tensor:
+    """Consume a capsule, legacy or versioned; the tensor's memory stays valid as long as its `owner`.
+
+    Raises
+    ------
+    BufferError
+        If it is no such capsule, was consumed before, or is of a version with another layout.
+    """
+    try:
+        name = _get_name(capsule)
+    except ValueError:
+        raise BufferError(f"`{argument}` must give a DLPack capsule: got {type(capsule).__name__}") from None
+    if name == _VERSIONED:
+        address = _get_pointer(capsule, _VERSIONED)
+        version, _, deleter, _, *tensor = _VersionedWords.from_address(address)
+        _set_name(capsule, _USED_VERSIONED)  # from here on the tensor is ours to delete
+        owner = _Managed(address, deleter)
+        if version & _LOW_HALF != VERSION[0]:
+            raise BufferError(
+                f"`{argument}` must give a DLPack capsule of version {VERSION[0]}.x: got "
+                f"{version & _LOW_HALF}.{version >> 32}. Its library was asked for an older one"
+            )
+    elif name == _LEGACY:
+        address = _get_pointer(capsule, _LEGACY)
+        *tensor, _, deleter = _LegacyWords.from_address(address)
+        _set_name(capsule, _USED_LEGACY)
+        owner = _Managed(address, deleter)
+    else:
+        problem = "one that was consumed before" if name in (_USED_LEGACY, _USED_VERSIONED) else repr(name)
+        raise BufferError(
+            f"`{argument}` must give a new DLPack capsule for each use: got {problem}. Export the array again"
+        )
+    data, device, axes, shape_at, strides_at, offset = tensor
+    extents = _Extents[axes & _LOW_HALF]
+    shape = tuple(extents.from_address(shape_at)) if shape_at else ()
+    strides = tuple(extents.from_address(strides_at)) if strides_at else contiguous_strides(shape)
+    dtype = _DTYPES.get(axes >> 32) or f"DLPack's {axes >> 32:#x}"
+    return Tensor(data + offset, (device & _LOW_HALF, device >> 32), shape, strides, dtype, owner)
+
+
+def export(array: Any, versioned: bool) -> Any:
+    """Have the library of `array` export it, by the newest version of the protocol that is wanted and that it has."""
+    if versioned:
+        try:
+            return array.__dlpack__(max_version=VERSION)
+        except TypeError:  # numpy before 2.1, and others that know the legacy protocol only
+            pass
+    return array.__dlpack__()
+
+
+def rename_device(capsule: Any, device: tuple[int, int]) -> None:
+    """Say that the memory of an unconsumed capsule is on another device than its exporter wrote."""
+    name = _get_name(capsule)
+    (ctypes.c_int32 * 2).from_address(_get_pointer(capsule, name) + _DEVICE_AT[name])[:] = list(device)
+
+
+class _Memory:
+    """Memory that numpy takes without looking at it."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, interface: dict[str, Any], owner: Any):
+        self.__array_interface__ = interface
+        self._owner = owner
+
+
+def as_numpy(
+    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], typestr: str, owner: Any, *, read_only: bool = False
+) -> Any:
+    """A numpy array over memory of the host or of a device, whose elements are not touched; it keeps `owner` alive."""
+    import numpy  # dpctl has loaded it already
+
+    itemsize = int(typestr[1:])
+    if not pointer or 0 in shape:
+        return numpy.empty(shape, typestr)
+    interface = {
+        "version": 3,
+        "data": (pointer, read_only),
+        "shape": shape,
+        "strides": tuple(stride * itemsize for stride in strides),
+        "typestr": "<" + typestr,
+    }
+    return numpy.asarray(_Memory(interface, owner))
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a C-contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
