@@ -3,6 +3,9 @@
 MAX_VOCAB = 2**20
 """Largest vocabulary. One more token, and the sum of weights of up to 2**44 could not be told from a smaller one."""
 
+MAX_DRAFT = 2**30 - 1
+"""Most drafts of a sequence: a kernel counts twice as many in 31 bits."""
+
 STREAM_ACCEPT = 0
 """Philox stream of the acceptance tests."""
 STREAM_SAMPLE = 1

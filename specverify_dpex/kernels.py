@@ -135,11 +135,11 @@ def _weight(target_row, draft_row, residual, excluded, v):
 
 
 @dpex.device_func
-def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes, zero):
+def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes):
     """This work-item's share of the weights of tokens [first, last), a tile: every lanes-th of them.
 
     Four at a time, so that their steps overlap. Counters have 32 bits and addresses start at the work-item's own token,
-    since 64-bit arithmetic takes several instructions on most GPUs; `zero` is 0, see `verify_kernel`.
+    since 64-bit arithmetic takes several instructions on most GPUs.
     """
     target0 = at(target_row, first + lane)
     target1 = at(target0, lanes)
@@ -154,7 +154,7 @@ def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes, zero):
     whole = np.int32(length - np.int32(np.uint32(length) % np.uint32(stride)))
     high_sum = np.uint32(0)
     low_sum = np.uint32(0)
-    v = zero
+    v = np.int32(0)
     while v < whole:
         high0, low0 = _limbs(_value(target0, draft0, residual, v))
         high1, low1 = _limbs(_value(target1, draft1, residual, v))
@@ -200,13 +200,13 @@ def _join(low, middle, high):
 
 @dpex.device_func
 def _sum_tiles(
-    target_row, draft_row, residual, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, zero, sums,
+    target_row, draft_row, residual, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, sums,
 ):  # fmt: skip
     """Add up the weights of each tile in [first_tile, last_tile), by the whole work-group, and write the sums."""
     for tile in range(first_tile, last_tile):
         first = tile * tile_length
         last = min(first + tile_length, vocab)
-        mass = _sum64(_tile_mass(target_row, draft_row, residual, first, last, lane, lanes, zero))
+        mass = _sum64(_tile_mass(target_row, draft_row, residual, first, last, lane, lanes))
         if lane == 0:
             if excluded >= first and excluded < last:
                 high, low = _limbs(_value(target_row, draft_row, residual, excluded))
@@ -314,9 +314,6 @@ def verify_kernel(
     )  # fmt: skip
     position = stop >> 1
     rejected = (stop & 1) == 0
-    # Always 0, but out of a collective: graphics compilers take it for divergent and count loops that start from it in
-    # vector registers, beside the data, instead of keeping masks for them.
-    zero = np.int32(stop >> 40)
     residual = rejected and has_draft != 0
     excluded = np.int64(-1)
     if rejected and has_draft == 0:
@@ -328,12 +325,11 @@ def verify_kernel(
     last_tile = min(first_tile + slice_tiles, tiles)
     if residual:
         _sum_tiles(
-            target_row, draft_row, True, -1, vocab, tile_length, first_tile, last_tile, lane, lanes, zero, tile_mass,
+            target_row, draft_row, True, -1, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass,
         )  # fmt: skip
     else:
         _sum_tiles(
-            target_row, draft_row, False, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, zero,
-            tile_mass,
+            target_row, draft_row, False, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass,
         )  # fmt: skip
 
     if slices > 1:
@@ -360,7 +356,7 @@ def verify_kernel(
         residual = False
         excluded = np.int64(-1)
         _sum_tiles(
-            target_row, draft_row, False, -1, vocab, tile_length, 0, tiles, lane, lanes, zero, tile_mass,
+            target_row, draft_row, False, -1, vocab, tile_length, 0, tiles, lane, lanes, tile_mass,
         )  # fmt: skip
         group_barrier()
         mass = np.uint64(0)

@@ -12,7 +12,7 @@ from typing import Any
 import dpctl
 
 from specverify_dpex import dlpack, launch, tuning
-from specverify_dpex.constants import MAX_VOCAB, PHILOX_ACCEPT, PHILOX_ROW_KEYS, PHILOX_SAMPLE
+from specverify_dpex.constants import MAX_DRAFT, MAX_VOCAB, PHILOX_ACCEPT, PHILOX_ROW_KEYS, PHILOX_SAMPLE
 from specverify_dpex.dlpack import ABSENT, DTYPE_NAMES, Kind, View
 
 ARGUMENTS = ("draft_tokens", "target_probs", "draft_probs", "uniform_accept", "uniform_sample", "seed")
@@ -76,6 +76,10 @@ class Plan:
         tokens, target, draft, accept, sample, keys = views
         check_array(kind, tokens, "draft_tokens", "(batch, num_draft)", (None, None), "i8")
         batch, num_draft = tokens.shape
+        if num_draft > MAX_DRAFT:
+            raise ValueError(
+                f"`draft_tokens` must have fewer than 2**30 positions: got {num_draft}. Verify fewer at a time"
+            )
         rows = (batch, num_draft + 1)
         check_array(kind, target, "target_probs", "(batch, num_draft + 1, vocab)", (*rows, None), "f4")
         vocab = target.shape[2]

@@ -140,6 +140,15 @@ def test_verify_refuses_vocabularies(no_launch, vocab):
     )
 
 
+def test_verify_refuses_more_positions_than_a_kernel_counts(no_launch):
+    tokens = np.broadcast_to(np.int64(0), (1, 2**30))
+    with pytest.raises(ValueError) as error:
+        verify(tokens, None, np.zeros((1, 1, 2), "f4"))
+    assert message(error) == (
+        "`draft_tokens` must have fewer than 2**30 positions: got 1073741824. Verify fewer at a time"
+    )
+
+
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_verify_refuses_mixed_kinds(queue, no_launch, name):
     arguments = good()
