@@ -293,6 +293,23 @@ def test_work_of_the_array_library_comes_first(queue):
             assert_right(result, case)
 
 
+@PLACES
+def test_results_go_back_through_the_arrays_own_library(queue, place):
+    tensor = arrays.tensor_module()
+    library = tensor if place == ONEAPI else np
+
+    class Standard(Producer):
+        def __array_namespace__(self) -> Any:
+            return library
+
+    case, inputs = case_inputs(queue)
+    result = verify(*map(Standard, inputs if place == ONEAPI else case.arrays))
+    expected = reference.verify(*case.arrays)
+    for array, right in zip(result, expected):
+        assert type(array) is (tensor.usm_ndarray if place == ONEAPI else np.ndarray)
+        np.testing.assert_array_equal(tensor.asnumpy(array) if place == ONEAPI else array, right)
+
+
 # Refusals
 
 
