@@ -106,7 +106,8 @@ def read(capsule: Any, argument: str) -> Tensor:
         raise BufferError(f"`{argument}` must give a DLPack capsule: got {type(capsule).__name__}") from None
     if name == _VERSIONED:
         address = _get_pointer(capsule, _VERSIONED)
-        version, _, deleter, _, *tensor = _VersionedWords.from_address(address)
+        words = _VersionedWords.from_address(address)[:]
+        version, _, deleter, _, data, device, axes, shape_at, strides_at, offset = words
         _set_name(capsule, _USED_VERSIONED)  # from here on the tensor is ours to delete
         owner = _Managed(address, deleter)
         if version & _LOW_HALF != VERSION[0]:
@@ -116,7 +117,7 @@ def read(capsule: Any, argument: str) -> Tensor:
             )
     elif name == _LEGACY:
         address = _get_pointer(capsule, _LEGACY)
-        *tensor, _, deleter = _LegacyWords.from_address(address)
+        data, device, axes, shape_at, strides_at, offset, _, deleter = _LegacyWords.from_address(address)[:]
         _set_name(capsule, _USED_LEGACY)
         owner = _Managed(address, deleter)
     else:
@@ -124,10 +125,9 @@ def read(capsule: Any, argument: str) -> Tensor:
         raise BufferError(
             f"`{argument}` must give a new DLPack capsule for each use: got {problem}. Export the array again"
         )
-    data, device, axes, shape_at, strides_at, offset = tensor
     extents = _Extents[axes & _LOW_HALF]
-    shape = tuple(extents.from_address(shape_at)) if shape_at else ()
-    strides = tuple(extents.from_address(strides_at)) if strides_at else contiguous_strides(shape)
+    shape = tuple(extents.from_address(shape_at)[:]) if shape_at else ()  # a slice is made in C
+    strides = tuple(extents.from_address(strides_at)[:]) if strides_at else contiguous_strides(shape)
     dtype = _DTYPES.get(axes >> 32) or f"DLPack's {axes >> 32:#x}"
     return Tensor(data + offset, (device & _LOW_HALF, device >> 32), shape, strides, dtype, owner)
 
@@ -145,7 +145,7 @@ def export(array: Any, versioned: bool) -> Any:
 def rename_device(capsule: Any, device: tuple[int, int]) -> None:
     """Say that the memory of an unconsumed capsule is on another device than its exporter wrote."""
     name = _get_name(capsule)
-    (ctypes.c_int32 * 2).from_address(_get_pointer(capsule, name) + _DEVICE_AT[name])[:] = list(device)
+    ctypes.c_uint64.from_address(_get_pointer(capsule, name) + _DEVICE_AT[name]).value = device[0] | device[1] << 32
 
 
 class _Memory:

@@ -1,0 +1,198 @@
+"""What a call of verify() costs beyond its launch, for every kind of array, and where the time goes.
+
+    python bench/overhead.py [--repeats 2000] [--json results.json]
+
+The problem is as small as can be (batch 1, 1 draft, vocabulary 32) and the arrays are on the device, so that nothing
+but overhead is left. In each call the clock is read around its launch: "launch" is the submission and, for arrays
+whose queue keeps no order, the wait for it; "overhead" is the rest of that call. Its parts are timed on their own:
+"arguments" looks at the arrays and finds the plan for them, "memory" is what results go into, "results" makes arrays
+of it; what they leave is the order with other work on the queue. "exports" is the part of the arguments that the
+arrays' own library takes for its capsules. Times are medians in microseconds, with the 20th and
+80th percentile of the overhead. Every result is compared with the reference before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import statistics
+import sys
+import time
+from typing import Any, Callable
+
+import specverify_dpex  # first: it makes the SYCL runtime findable for dpctl
+
+# isort: split
+import dpctl
+import numpy as np
+from dpctl._sycl_queue_manager import get_device_cached_queue
+
+from specverify_dpex import UsmArray, launch, reference, verify
+
+core = sys.modules["specverify_dpex.verify"]
+LIMITS = {"UsmArray": 60, "DLPack of UsmArray": 120}
+"""Microseconds that the overhead must stay under on a two-core x86 machine."""
+
+
+class Interface:
+    """An object with the USM array interface alone."""
+
+    def __init__(self, owner: UsmArray):
+        self.__sycl_usm_array_interface__ = owner.__sycl_usm_array_interface__
+        self._owner = owner
+
+
+class Dlpack:
+    """An object with DLPack alone."""
+
+    def __init__(self, owner: Any):
+        self._owner = owner
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._owner.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._owner.__dlpack_device__()
+
+
+def optional(name: str) -> Any | None:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def makers(queue: dpctl.SyclQueue) -> dict[str, Callable[[np.ndarray], Any] | str]:
+    """How each kind of array is made, or why it is not."""
+
+    def usm(array: np.ndarray) -> UsmArray:
+        return UsmArray.from_buffer(array.tobytes(), array.shape, array.dtype.name, sycl_queue=queue)
+
+    found: dict[str, Callable[[np.ndarray], Any] | str] = {
+        "UsmArray": usm,
+        "USM array interface": lambda array: Interface(usm(array)),
+        "DLPack of UsmArray": lambda array: Dlpack(usm(array)),
+    }
+    for name in ("dpctl.tensor", "dpnp.tensor", "dpnp"):
+        module = optional(name)
+        if module is None:
+            found[name] = "not installed"
+        else:
+            make = found[name] = lambda array, module=module: module.asarray(array, sycl_queue=queue)
+            if name.endswith("tensor"):
+                found[f"DLPack of {name}"] = lambda array, make=make: Dlpack(make(array))
+    found["numpy"] = lambda array: array
+    torch = optional("torch")
+    found["torch, CPU"] = "not installed" if torch is None else torch.from_numpy
+    return found
+
+
+class Clock:
+    """Time that calls spend in their launch: submitting it, and waiting for it."""
+
+    def __init__(self) -> None:
+        self.spent = 0
+        submit, event = launch.Launch.submit, dpctl.SyclEvent
+
+        def timed_submit(*arguments: Any) -> dpctl.SyclEvent:
+            start = time.perf_counter_ns()
+            submitted = submit(*arguments)
+            self.spent += time.perf_counter_ns() - start
+            return submitted
+
+        def wait(submitted: dpctl.SyclEvent) -> None:
+            start = time.perf_counter_ns()
+            event.wait(submitted)
+            self.spent += time.perf_counter_ns() - start
+
+        launch.Launch.submit = timed_submit  # type: ignore[method-assign]
+        dpctl.SyclEvent = type("SyclEvent", (event,), {"wait": wait})  # which submit makes its events of
+
+
+def microseconds(
+    work: Callable[[], Any], repeats: int, queue: dpctl.SyclQueue, clock: Clock
+) -> list[tuple[float, float]]:
+    """Time of each of many runs, without and with its launch, after a warm-up; the device is idle before each."""
+    taken = []
+    for _ in range(repeats + repeats // 10):
+        queue.wait()
+        clock.spent = 0
+        start = time.perf_counter_ns()
+        work()
+        whole = time.perf_counter_ns() - start
+        taken.append(((whole - clock.spent) / 1000, whole / 1000))
+    return taken[repeats // 10 :]
+
+
+def measure(make: Callable[[np.ndarray], Any], queue: dpctl.SyclQueue, repeats: int, clock: Clock) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(32), (1, 3)).astype("f4")
+    host = (np.array([[3]]), probs[:, :1], probs[:, 1:], *(rng.random((1, n), dtype="f4") for n in (1, 2)))
+    inputs = [make(np.ascontiguousarray(array)) for array in host]
+    expected = reference.verify(*host)
+    result = verify(*inputs)
+    queue.wait()
+    for array, right in zip(result, expected):
+        if int(array.tolist()[0] if hasattr(array, "tolist") else array[0]) != right[0]:
+            raise RuntimeError(f"wrong answer: {array} instead of {right}")
+
+    kind, plan, _, _ = core._look_at(*inputs, None)
+    memory, start = plan.results.allocate(16)
+    taken = microseconds(lambda: verify(*inputs), repeats, queue, clock)
+    overhead = [without for without, _ in taken]
+    fifths = statistics.quantiles(overhead, n=5)
+    row = {
+        "overhead": statistics.median(overhead),
+        "overhead p20": fifths[0],
+        "overhead p80": fifths[-1],
+        "launch": statistics.median(whole - without for without, whole in taken),
+    }
+    parts: dict[str, Callable[[], Any]] = {
+        "arguments": lambda: core._look_at(*inputs, None),
+        "memory": lambda: plan.results.allocate(16),
+        "results": lambda: core._results(kind, plan, memory, start),
+    }
+    if hasattr(inputs[0], "_owner") and hasattr(inputs[0], "__dlpack__"):
+        options = {"max_version": (1, 0), "stream": plan.queue}
+        parts["exports"] = lambda: [(array.__dlpack_device__(), array.__dlpack__(**options)) for array in inputs]
+    for name, work in parts.items():
+        row[name] = statistics.median(whole for _, whole in microseconds(work, repeats, queue, clock))
+    return row
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="the overhead of a call of verify(), and its parts")
+    parser.add_argument("--repeats", type=int, default=2000)
+    parser.add_argument("--json")
+    options = parser.parse_args(arguments)
+    queue = get_device_cached_queue(dpctl.select_default_device())
+    versions = {"specverify_dpex": specverify_dpex.__version__, "dpctl": dpctl.__version__, "numpy": np.__version__}
+    print(
+        f"{queue.sycl_device.name.strip()} ({queue.sycl_device.filter_string}), Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+    )
+    columns = ("overhead", "overhead p20", "overhead p80", "launch", "arguments", "exports", "memory", "results")
+    print("| arrays | " + " | ".join(columns) + " |\n| --- |" + " ---: |" * len(columns))
+    rows, late, clock = {}, [], Clock()
+    for name, make in makers(queue).items():
+        if isinstance(make, str):
+            print(f"| {name} | {make} |" + " |" * (len(columns) - 1))
+            continue
+        row = rows[name] = measure(make, queue, options.repeats, clock)
+        print(
+            f"| {name} | " + " | ".join(f"{row[column]:.1f}" if column in row else "" for column in columns) + " |",
+            flush=True,
+        )
+        if row["overhead"] > LIMITS.get(name, float("inf")):
+            late.append(f"{name} takes {row['overhead']:.1f} µs beyond its launch: more than {LIMITS[name]}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"versions": versions, "device": queue.sycl_device.name.strip(), "rows": rows}, file, indent=2)
+    print(*late, sep="\n", file=sys.stderr)
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
