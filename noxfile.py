@@ -21,6 +21,9 @@ nox.options.error_on_missing_interpreters = True
 ROOT = Path(__file__).parent
 # Every session that runs kernels installs a device, so none may skip for want of one.
 DEVICE = {"SPECVERIFY_DPEX_REQUIRE_DEVICE": "1"}
+# Array libraries that one session has, so that its tests may not skip for want of them. torch runs on its CPU here;
+# 2.13 is the release that goes with dpctl 0.22.
+LIBRARIES = {"torch": "torch==2.13.*", "jax": "jax>=0.6,<0.11", "kernels": "kernels==0.17.*"}
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
 DEV = {requirement.split(">")[0]: requirement for requirement in EXTRAS["dev"]}
 # Of the compiler's stack, what runs kernels: the newer stacks want a newer driver than the emulated device has.
@@ -51,7 +54,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def current(session: nox.Session) -> None:
     """The stack that `pip install` gives today: dpctl 0.22 on oneAPI 2026."""
-    run_tests(session, "dpctl==0.22.*", "dpnp==0.20.*", "intel-opencl-rt==2026.*")
+    run_tests(session, "dpctl==0.22.*", "dpnp==0.20.*", "intel-opencl-rt==2026.*", libraries=LIBRARIES)
 
 
 @nox.session
@@ -61,10 +64,14 @@ def oneapi2025(session: nox.Session) -> None:
     run_tests(session, "dpctl==0.21.*", "dpnp==0.19.*", "intel-opencl-rt==2025.3.*", ignored="tests/test_reference.py")
 
 
-def run_tests(session: nox.Session, *stack: str, ignored: str | None = None) -> None:
-    session.install(".[demo,dpnp]", DEV["pytest"], *stack)
+def run_tests(
+    session: nox.Session, *stack: str, ignored: str | None = None, libraries: dict[str, str] | None = None
+) -> None:
+    libraries = libraries or {}
+    session.install(".[demo,dpnp]", DEV["pytest"], *stack, *libraries.values())
     session.run("specverify-dpex", "doctor")
-    session.run("pytest", *([f"--ignore={ignored}"] if ignored else []), *session.posargs, env=DEVICE)
+    env = {**DEVICE, "SPECVERIFY_DPEX_REQUIRE": " ".join(libraries)}
+    session.run("pytest", *([f"--ignore={ignored}"] if ignored else []), *session.posargs, env=env)
 
 
 @nox.session(python=compiler_python())
@@ -112,8 +119,7 @@ def require_compiler(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Time verify() beside the eager routes of dpnp and torch."""
-    # torch runs on its CPU here; 2.13 is the release that goes with dpctl 0.22.
-    session.install(".[cpu,dpnp]", "numpy", "torch==2.13.*", "dpctl==0.22.*", "dpnp==0.20.*")
+    session.install(".[cpu,dpnp]", "numpy", LIBRARIES["torch"], "dpctl==0.22.*", "dpnp==0.20.*")
     session.run("python", "bench/bench.py", *session.posargs, env=DEVICE)
 
 

@@ -60,7 +60,7 @@ def verify(
     BufferError
         If the memory of an array cannot be reached.
     RuntimeError
-        If numpy arrays are given and there is no device, or the device refuses a launch.
+        If arrays on the host are given and there is no device, or the device refuses a launch.
 
     Notes
     -----

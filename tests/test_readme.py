@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import arrays
 import pytest
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -19,6 +20,8 @@ MODULES = ["specverify_dpex.dlpack", "specverify_dpex.philox", "specverify_dpex.
 
 @pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=range(1, len(EXAMPLES) + 1))
 def test_readme_example_prints_what_it_shows(device, code, output):
+    if "import torch\n" in code and arrays.optional("torch") is None:
+        pytest.skip("torch is not installed: the session `current` of noxfile.py has it, and fails without it")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == output
