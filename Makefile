@@ -7,10 +7,10 @@ NOX := .venv/nox/bin/nox
 DEMO := .venv/demo/bin/specverify-dpex
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint levelzero isa bench compile clean
+.PHONY: help demo test lint levelzero isa bench bench-full compile clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: .venv/demo/.stamp  ## decode English speculatively on this machine's SYCL device; options in ARGS="..."
 	@$(DEMO) demo $(ARGS)
@@ -27,8 +27,11 @@ levelzero: .venv/nox/.stamp  ## the Level Zero driver on an emulated GPU (Debian
 isa: .venv/nox/.stamp  ## the machine code of every GPU family, in docs/isa.md (Debian); options in ARGS="..."
 	$(NOX) -s isa -- $(ARGS)
 
-bench: .venv/nox/.stamp  ## time verify(); options in ARGS="..."
+bench: .venv/nox/.stamp  ## time verify() beside other routes, in about two minutes; options in ARGS="..."
 	$(NOX) -s bench -- $(ARGS)
+
+bench-full: .venv/nox/.stamp  ## the same for every workload, in some hours; options in ARGS="..."
+	$(NOX) -s bench -- --set full $(ARGS)
 
 compile: .venv/nox/.stamp  ## compile the kernels again (Python 3.9 to 3.11)
 	$(NOX) -s compile -- $(ARGS)

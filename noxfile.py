@@ -111,9 +111,11 @@ def require_compiler(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Time verify() beside the eager routes of dpnp and torch."""
-    # torch runs on its CPU here; 2.13 is the release that goes with dpctl 0.22.
-    session.install(".[cpu,dpnp]", "numpy", "torch==2.13.*", "dpctl==0.22.*", "dpnp==0.20.*")
+    """Time verify() beside the routes of dpnp, torch, numpy and transformers; `-- --set full` for every workload."""
+    # torch runs on its CPU here; 2.13 is the release that goes with dpctl 0.22. The benchmark calls a function of
+    # transformers that is not public, hence the exact version.
+    libraries = ("numpy", "matplotlib", "torch==2.13.*", "transformers==5.18.0")
+    session.install(".[cpu,dpnp]", *libraries, "dpctl==0.22.*", "dpnp==0.20.*")
     session.run("python", "bench/bench.py", *session.posargs, env=DEVICE)
 
 

@@ -214,7 +214,7 @@ def _drafts(rows: Sequence[Row]) -> Requirement:
     return Requirement(
         text,
         f"at most {limit}",
-        "" if worst is None else f"{worst:.2f}",
+        "" if worst is None else f"{worst:.3f}",
         None if worst is None else worst <= limit,
     )
 
