@@ -7,7 +7,7 @@ NOX := .venv/nox/bin/nox
 DEMO := .venv/demo/bin/specverify-dpex
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint levelzero isa hub-kernel bench compile clean
+.PHONY: help demo test lint levelzero isa hub-kernel bench bench-full compile clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,8 +30,11 @@ isa: .venv/nox/.stamp  ## the machine code of every GPU family, in docs/isa.md (
 hub-kernel:  ## build/torch-xpu and build/torch-cpu, which the kernels library loads
 	$(PYTHON) tools/hub_kernel.py
 
-bench: .venv/nox/.stamp  ## time verify(); options in ARGS="..."
+bench: .venv/nox/.stamp  ## time verify() beside other routes, in about two minutes; options in ARGS="..."
 	$(NOX) -s bench -- $(ARGS)
+
+bench-full: .venv/nox/.stamp  ## the same for every workload, in some hours; options in ARGS="..."
+	$(NOX) -s bench -- --set full $(ARGS)
 
 compile: .venv/nox/.stamp  ## compile the kernels again (Python 3.9 to 3.11)
 	$(NOX) -s compile -- $(ARGS)

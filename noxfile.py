@@ -118,8 +118,10 @@ def require_compiler(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Time verify() beside the eager routes of dpnp and torch."""
-    session.install(".[cpu,dpnp]", "numpy", LIBRARIES["torch"], "dpctl==0.22.*", "dpnp==0.20.*")
+    """Time verify() beside the routes of dpnp, torch, numpy and transformers; `-- --set full` for every workload."""
+    # The benchmark calls a function of transformers that is not public, hence the exact version.
+    libraries = ("numpy", "matplotlib", LIBRARIES["torch"], "transformers==5.18.0")
+    session.install(".[cpu,dpnp]", *libraries, "dpctl==0.22.*", "dpnp==0.20.*")
     session.run("python", "bench/bench.py", *session.posargs, env=DEVICE)
 
 

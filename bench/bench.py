@@ -1,28 +1,30 @@
-"""Time verify() beside the routes that array libraries offer and beside the least that any route could take.
+"""Time verify() beside the routes that others offer and beside the least that any route could take.
 
-    python bench/bench.py [--workload b8-k5-v32000 ...] [--engine specverify ...] [--device opencl:cpu]
+    python bench/bench.py [--set full] [--workload b8-k5-v32000 ...] [--engine specverify ...] [--device opencl:cpu]
 
 What is timed, on which inputs:
 
-- Workloads are batch × drafts × vocabulary. Rows are peaked as a language model's are, the draft's follow the
-  target's, and the accepted lengths are spread evenly over 0 to the number of drafts; all from a fixed seed,
-  in float32.
-- Engines (engines.py) run in one process, on arrays that are where the engine wants them before the clock
-  starts; an engine with a choice (the floor's work-group size and slices, torch's threads) is timed with its
-  fastest.
-- Iteration i of every engine comes before iteration i + 1 of any, so what disturbs the machine disturbs all
-  alike. Each timed run follows untimed ones of the same engine: the caches hold its inputs and the threads of
-  the engine before have gone to sleep. `--cold` sweeps the caches in between.
-- Warm-up runs are outside, and the garbage collector is off. The time ends when both outputs are complete.
-- No engine is timed on a wrong answer: specverify must equal the numpy reference bit for bit on both outputs,
-  the floor numpy's sums to within float32 rounding, and the eager routes, which cannot draw the reference's
-  tokens, the reference's accepted lengths, with tokens that have weight where they must. This is checked
-  before the first timed run and once more after the last. A wrong engine is a row that says how, and the exit
-  status is 1.
-- An engine whose library is not installed is a row that says so.
+- Workloads are batch × drafts × vocabulary and how much of the drafts is accepted. Rows are peaked as a language
+  model's are, the draft's follow the target's, and accepted lengths are spread over the batch, evenly from 0 to the
+  number of drafts if nothing else is said; all from a fixed seed, in float32. Of a batch beyond 16, every 16th sequence
+  has the same distributions, in memory of its own, and draws of its own.
+- The short set varies one axis at a time; the full set is all of them with all others.
+- Engines (engines.py) run in one process, on arrays that are where the engine wants them before the clock starts; an
+  engine with a choice (the floor's work-group size and slices, torch's threads) is timed with its fastest.
+- Iteration i of every engine comes before iteration i + 1 of any, so what disturbs the machine disturbs all alike; a
+  slow engine has fewer iterations (each row says how many), spread over the same time. Each timed run follows untimed
+  ones of the same engine: the caches hold its inputs and the threads of the engine before have gone to sleep. `--cold`
+  sweeps the caches in between.
+- Warm-up runs, besides those that checked and tuned, are outside, and the garbage collector is off. The time ends when
+  both outputs are complete.
+- No engine is timed on a wrong answer: specverify must equal the numpy reference bit for bit on both outputs, the floor
+  numpy's sums to within float32 rounding, and the other routes, which cannot draw the reference's tokens, the
+  reference's accepted lengths, with tokens that have weight where they must. This is checked before the first timed run
+  and once more after the last. A wrong engine is a row that says how, and the exit status is 1.
+- An engine that cannot run a workload, or not within the memory and the time for one run, is a row that says why.
 
-GB/s counts the rows that every route must read (the target's where each walk stopped, and the draft's where
-it rejected) over the engine's time, whatever it read besides.
+GB/s counts the rows that every route must read (the target's where each walk stopped, and the draft's where it
+rejected) over the engine's time, whatever it read besides.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -38,7 +41,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,40 +49,80 @@ import specverify_dpex  # before dpctl: it makes the SYCL runtime and its device
 
 # isort: split
 import dpctl
+import dpctl.utils
+import picture
+import report
 from dpctl.memory import MemoryUSMDevice
-from engines import ENGINES, Engine, describe
-from workloads import Inputs, Workload
+from engines import ENGINES, LIBRARY, Engine, describe
+from report import FAILED, SKIPPED, TIMED, UNAVAILABLE, Row
+from workloads import Inputs, Workload, full_set, short_set
 
-WORKLOADS = ("b8-k5-v32000", "b8-k5-v128256", "b1-k5-v32000", "b1-k5-v128256")
-REQUIRED_SPEEDUP = 20
-"""How much faster than torch's eager route verify() has to be at the first workload, on a CPU device."""
 SETTLE_NS = 2_000_000
 """How long the untimed runs before a timed one last: other engines' threads spin for up to a millisecond."""
+SLOW_NS = 10 * SETTLE_NS
+"""What an engine that takes this long finds in the caches matters little: it needs only the time to settle."""
 SWEPT_BYTES = 2**27
 """What `--cold` copies between runs, several times any cache of a CPU or an integrated GPU."""
+FEWEST_ITERATIONS = 3
+COMPARED = (*LIBRARY, "floor")
+BASE_SHARE = 10
+"""How much more time than others the engines have whose small differences matter."""
 
-TIMED, UNAVAILABLE, FAILED = "timed", "unavailable", "failed"
-BASES = ("specverify", "floor")
-"""The engines that all others are compared with."""
 
-Row = dict[str, Any]
+class Limits(NamedTuple):
+    """How much of everything an engine gets on a workload."""
+
+    iterations: int = 50
+    warmup: int = 5
+    seconds: float = 0.2  # of timed runs, unless they are the fewest
+    longest_run: float = 0.4  # seconds
+    memory: float = 6.0  # GB
+
+
+SETS = {"short": (short_set, Limits()), "full": (full_set, Limits(seconds=0.5, longest_run=2.0))}
+
+
+class Rates:
+    """How long the engines took for their inputs, to tell beforehand what would take too long."""
+
+    def __init__(self) -> None:
+        self._seconds_per_byte: dict[str, float] = {}
+
+    def note(self, name: str, workload: Workload, seconds: float, longest_run: float) -> None:
+        """Keep a run's time, unless it is so short that what does not grow with the workload may dominate it."""
+        if seconds > longest_run / 10:
+            self._seconds_per_byte[name] = seconds / workload.input_bytes
+
+    def expected(self, name: str, workload: Workload) -> float:
+        """Seconds of a run by the last workload's; 0 if there is none."""
+        return self._seconds_per_byte.get(name, 0.0) * workload.input_bytes
 
 
 def bench(
     workload: Workload,
     names: Sequence[str],
     queue: dpctl.SyclQueue,
-    iterations: int,
-    warmup: int,
+    limits: Limits,
     cold: bool = False,
+    rates: Rates | None = None,
 ) -> list[Row]:
     """Check and time engines on one workload; returns a row for each of `names`."""
-    inputs = Inputs(workload, queue)
+    rates = rates or Rates()
     engines = {name: ENGINES[name]() for name in names}
-    verdicts = {name: _judge(engine, inputs) for name, engine in engines.items()}
-    ready = [name for name in names if verdicts[name][0] == TIMED]
+    verdicts = {name: _foresee(engine, name, workload, limits, rates) for name, engine in engines.items()}
+    inputs = Inputs(workload, queue) if any(verdict is None for verdict in verdicts.values()) else None
+    seconds: dict[str, float] = {}
+    for name, engine in engines.items():
+        if verdicts[name] is None and inputs is not None:
+            verdicts[name], seconds[name] = _judge(engine, inputs, limits)
+            rates.note(name, workload, seconds[name], limits.longest_run)
+    ready = [name for name, verdict in verdicts.items() if verdict == (TIMED, None)]
+    affordable = {name: int(limits.seconds * (BASE_SHARE if name in COMPARED else 1) / seconds[name]) for name in ready}
+    iterations = {name: max(min(affordable[name], limits.iterations), FEWEST_ITERATIONS) for name in ready}
+    warmup = {name: min(affordable[name], limits.warmup) for name in ready}
     sweep = _sweep(queue) if cold else None
-    times = dict(zip(ready, measure([engines[name] for name in ready], iterations, warmup, sweep)))
+    taken = measure([engines[name] for name in ready], list(iterations.values()), list(warmup.values()), sweep)
+    times = dict(zip(ready, taken))
     for name in ready:
         # A last look: the times are worth nothing if an iteration went wrong.
         if reason := engines[name].mismatch():
@@ -87,68 +130,109 @@ def bench(
             del times[name]
 
     medians = {name: float(np.median(taken)) for name, taken in times.items()}
+    bandwidth = device_bandwidth(queue.sycl_device)
     rows = []
     for name, engine in engines.items():
-        status, reason = verdicts[name]
+        status, reason = verdicts[name] or (FAILED, "not judged")
         row: Row = {
             "workload": workload.name,
             "engine": name,
             "status": status,
             "reason": reason,
             "shape": workload._asdict(),
-            "mean_accepted": float(inputs.expected.accepted.mean()),
-            "device": engine.device,
+            "device": engine.device(queue),
             "setting": engine.setting,
-            "iterations": iterations,
-            "warmup": warmup,
             "cache": "cold" if cold else "warm",
         }
+        if inputs is not None:
+            row["mean_accepted"] = float(inputs.expected.accepted.mean())
+            row["bytes_read"] = inputs.bytes_read
+            if bandwidth is not None:
+                row["bandwidth_floor_us"] = inputs.bytes_read / bandwidth * 1e6
         if name in times:
             p20, p80 = np.percentile(times[name], (20, 80))
             row |= {
+                "iterations": iterations[name],
+                "warmup": warmup[name],
                 "median_us": medians[name] / 1e3,
                 "p20_us": p20 / 1e3,
                 "p80_us": p80 / 1e3,
-                **{f"ratio_to_{base}": medians[name] / medians[base] for base in BASES if base in medians},
-                "gb_per_s": inputs.bytes_read / medians[name],
+                **{f"ratio_to_{base}": medians[name] / medians[base] for base in report.BASES if base in medians},
+                "gb_per_s": row["bytes_read"] / medians[name],
                 "times_us": [nanoseconds / 1e3 for nanoseconds in times[name]],
             }
         rows.append(row)
     return rows
 
 
-def _judge(engine: Engine, inputs: Inputs) -> tuple[str, str | None]:
-    """Run an engine once: whether it may be timed, and if not, why."""
+Verdict = tuple[str, "str | None"]
+
+
+def _foresee(engine: Engine, name: str, workload: Workload, limits: Limits, rates: Rates) -> Verdict | None:
+    """Why an engine need not be tried, if so."""
+    if reason := engine.unavailable(workload):
+        return UNAVAILABLE, reason
+    memory = engine.memory(workload) / 1e9
+    if memory > limits.memory:
+        return SKIPPED, f"takes about {memory:.1f} GB with its inputs, and --memory allows {limits.memory:g}"
+    expected = rates.expected(name, workload)
+    if expected > limits.longest_run:
+        return SKIPPED, f"one run would take about {expected:.2g} s, and --longest-run allows {limits.longest_run:g}"
+    return None
+
+
+def _judge(engine: Engine, inputs: Inputs, limits: Limits) -> tuple[Verdict, float]:
+    """Run an engine: whether it may be timed, and if not, why; and the seconds of a run."""
+    seconds = 0.0
     try:
         engine.prepare(inputs)
         engine.run()
-        reason = engine.mismatch()
-    except ImportError as error:
-        return UNAVAILABLE, f"{engine.needs} cannot be imported: {error}"
+        seconds = _seconds(engine)
+        if seconds > limits.longest_run:
+            reason = f"one run takes {seconds:.2g} s, and --longest-run allows {limits.longest_run:g}"
+            return (SKIPPED, reason), seconds
+        engine.tune()
+        seconds = min(seconds, _seconds(engine))
+        mismatch = engine.mismatch()
     except Exception as error:  # whatever a library throws, the other engines are still worth timing
-        return FAILED, f"{type(error).__name__}: {error}"
-    return (FAILED, reason) if reason else (TIMED, None)
+        return (FAILED, f"{type(error).__name__}: {error}"), seconds
+    return ((FAILED, mismatch) if mismatch else (TIMED, None)), seconds
+
+
+def _seconds(engine: Engine) -> float:
+    start = time.perf_counter()
+    engine.run()
+    return time.perf_counter() - start
 
 
 def measure(
-    engines: Sequence[Engine], iterations: int, warmup: int, sweep: Callable[[], None] | None = None
+    engines: Sequence[Engine],
+    iterations: Sequence[int],
+    warmup: Sequence[int],
+    sweep: Callable[[], None] | None = None,
 ) -> list[list[int]]:
-    """Nanoseconds of each iteration of each engine, taken in turn."""
+    """Nanoseconds of each iteration of each engine, taken in turn: every engine's are spread over all rounds."""
     clock = time.perf_counter_ns
     times: list[list[int]] = [[] for _ in engines]
-    for engine in engines:
-        for _ in range(warmup):
+    for engine, count in zip(engines, warmup):
+        for _ in range(count):
             engine.run()
+    rounds = max(iterations, default=0)
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        for _ in range(iterations):
-            for engine, taken in zip(engines, times):
-                settled = clock() + SETTLE_NS
-                engine.run()
-                while clock() < settled:
+        for turn in range(rounds):
+            for engine, count, taken in zip(engines, iterations, times):
+                if (turn + 1) * count // rounds == turn * count // rounds:
+                    continue
+                if taken and taken[-1] > SLOW_NS:
+                    time.sleep(SETTLE_NS / 1e9)
+                else:
+                    settled = clock() + SETTLE_NS
                     engine.run()
+                    while clock() < settled:
+                        engine.run()
                 if sweep is not None:
                     sweep()
                 start = clock()
@@ -166,17 +250,31 @@ def _sweep(queue: dpctl.SyclQueue) -> Callable[[], None]:
     return lambda: queue.memcpy(target, source, SWEPT_BYTES // 2)
 
 
+def device_bandwidth(device: dpctl.SyclDevice) -> float | None:
+    """The memory bandwidth that a device reports, in bytes per second; None where it reports none, as CPUs do."""
+    try:
+        reported = dpctl.utils.intel_device_info(device).get("max_mem_bandwidth")
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # an older dpctl, or another maker's device
+        return None
+    return float(reported) if reported else None
+
+
 def conditions(queue: dpctl.SyclQueue, command: str) -> Row:
     """What every row carries besides its own numbers."""
+    bandwidth = device_bandwidth(queue.sycl_device)
+    libraries = ("dpctl", "dpnp", "numpy", "torch", "transformers", "intel-opencl-rt")
     return {
         "commit": _commit(),
         "versions": {
             "python": platform.python_version(),
             "specverify_dpex": specverify_dpex.__version__,
-            **{name: _version(name) for name in ("dpctl", "dpnp", "numpy", "torch")},
+            **{name: _version(name) for name in libraries},
         },
         "sycl_device": describe(queue.sycl_device),
+        "bandwidth_gb_per_s": bandwidth and bandwidth / 1e9,
         "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
         "command": command,
     }
 
@@ -202,102 +300,53 @@ def _version(name: str) -> str | None:
         return None
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The table, with its conditions below."""
-    lines = [
-        "| workload | engine | median µs | p20 | p80 | × specverify | × floor | GB/s |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in rows:
-        cells = [row["workload"], row["engine"]]
-        if row["status"] == TIMED:
-            cells += [_number(row[key]) for key in ("median_us", "p20_us", "p80_us")]
-            cells += [_number(row.get(f"ratio_to_{base}")) for base in BASES]
-            cells += [_number(row["gb_per_s"])]
-        else:
-            reason = " ".join(row["reason"].replace("|", "\\|").split())
-            cells += [f"{row['status']}: {reason}", *[""] * 5]
-        lines.append(f"| {' | '.join(cells)} |")
-
-    first = rows[0]
-    accepted = {row["workload"]: f"{row['mean_accepted']:.2g} ({row['workload']})" for row in rows}
-    engines_on: dict[str, dict[str, None]] = {}
-    settings: dict[str, dict[str, list[str]]] = {}
-    for row in rows:
-        engines_on.setdefault(row["device"], {})[row["engine"]] = None
-        if row["status"] == TIMED and row["setting"]:
-            settings.setdefault(row["engine"], {}).setdefault(row["setting"], []).append(row["workload"])
-    lines += [
-        "",
-        f"- {first['iterations']} iterations after {first['warmup']} of warm-up, {first['cache']} caches",
-        f"- Mean accepted length: {', '.join(accepted.values())}",
-        *(f"- On {device}: {', '.join(engines)}" for device, engines in engines_on.items()),
-    ]
-    for engine, workloads in settings.items():
-        choices = (f"{choice} ({', '.join(names)})" for choice, names in workloads.items())
-        lines.append(f"- {engine}: {'; '.join(choices) if len(workloads) > 1 else next(iter(workloads))}")
-    versions = (f"{name} {number}" for name, number in first["versions"].items() if number)
-    lines += [
-        f"- {', '.join(versions)}, {first['system']}",
-        f"- Commit {first['commit']}, `{first['command']}`",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _number(value: float | None) -> str:
-    """Three digits are as many as such times have."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def requirement(rows: Sequence[Row]) -> str:
-    """Whether verify() is as much faster than torch's eager route as it has to be."""
-    workload = Workload.parse(WORKLOADS[0])
-    text = f"At {workload} verify() has to be {REQUIRED_SPEEDUP} times faster than torch's eager route: "
-    for row in rows:
-        ratio = row.get("ratio_to_specverify")
-        if ratio and (row["workload"], row["engine"]) == (workload.name, "torch-eager"):
-            verdict = "met" if ratio >= REQUIRED_SPEEDUP else "NOT MET"
-            return text + f"it is {_number(ratio)} times faster, {verdict}."
-    return text + "not measured in this run."
-
-
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python bench/bench.py", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--workload",
-        nargs="+",
-        type=_workload,
-        default=[Workload.parse(name) for name in WORKLOADS],
-        metavar="bB-kK-vV",
+    add = parser.add_argument
+    add("--set", choices=list(SETS), default="short", help="the workloads and the time for each")
+    add("--workload", nargs="+", type=_workload, metavar="bB-kK-vV[-ACCEPTANCE]", help="in place of the set's")
+    add("--engine", nargs="+", choices=list(ENGINES), default=list(ENGINES), metavar="NAME")
+    add("--iterations", type=_count, help="timed runs of an engine on a workload, at most")
+    add("--warmup", type=_count)
+    add("--seconds", type=_positive, help=f"of timed runs, though there are at least {FEWEST_ITERATIONS}")
+    add("--longest-run", type=_positive, metavar="SECONDS", help="skip an engine where one run takes longer")
+    add("--memory", type=_positive, metavar="GB", help="skip an engine where it takes more with its inputs")
+    add("--cold", action="store_true", help="sweep the caches before each timed run")
+    add("--device", help="a SYCL filter such as level_zero:gpu:0; the default device if not given")
+    add(
+        "--json",
+        type=Path,
+        default=Path(__file__).with_name("results.json"),
+        metavar="FILE",
+        help="the tables and the picture go beside it, as .md and .png",
     )
-    parser.add_argument("--engine", nargs="+", choices=list(ENGINES), default=list(ENGINES), metavar="NAME")
-    parser.add_argument("--iterations", type=_count, default=30)
-    parser.add_argument("--warmup", type=_count, default=5)
-    parser.add_argument("--cold", action="store_true", help="sweep the caches before each timed run")
-    parser.add_argument("--device", help="a SYCL filter such as level_zero:gpu:0; the default device if not given")
-    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("results.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the printed table there too")
     options = parser.parse_args(arguments)
 
     try:
         queue = dpctl.SyclQueue(*([options.device] if options.device else []))
     except dpctl.SyclQueueCreationError as error:
         parser.error(f"{error}. `specverify-dpex doctor` shows the devices")
+    make_set, limits = SETS[options.set]
+    chosen = {field: getattr(options, field) for field in Limits._fields}
+    limits = limits._replace(**{field: value for field, value in chosen.items() if value is not None})
     shared = conditions(queue, f"{parser.prog} {shlex.join(arguments)}".strip())
+    rates = Rates()
     rows: list[Row] = []
-    for workload in options.workload:
-        print(f"{workload.name} ...", file=sys.stderr, flush=True)
-        done = bench(workload, options.engine, queue, options.iterations, options.warmup, options.cold)
+    workloads = options.workload or make_set()
+    for index, workload in enumerate(workloads):
+        print(f"{index + 1}/{len(workloads)} {workload.name} ...", end=" ", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        done = bench(workload, options.engine, queue, limits, options.cold, rates)
         rows += ({**row, **shared} for row in done)
-    table = markdown(rows)
-    print(table)
-    print(requirement(rows))
-    options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
-    if options.markdown is not None:
-        options.markdown.write_text(table, encoding="utf-8")
+        print(f"{time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+        # After every workload, so that an interrupted run leaves what it has.
+        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    text = report.markdown(rows)
+    print(text)
+    options.json.with_suffix(".md").write_text(text, encoding="utf-8")
+    if reason := picture.draw(rows, options.json.with_suffix(".png")):
+        print(f"No picture: {reason}", file=sys.stderr)
     return int(any(row["status"] == FAILED for row in rows))
 
 
@@ -313,6 +362,13 @@ def _count(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {count}")
     return count
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, got {text}")
+    return value
 
 
 if __name__ == "__main__":
