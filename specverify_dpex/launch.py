@@ -291,7 +291,8 @@ class _InFlight:
         self._held: deque[tuple[dpctl.SyclEvent, object, Scratch | None, Any]] = deque()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._releasing = threading.RLock()  # memory that is dropped may run code that calls verify
 
     def hold(self, event: dpctl.SyclEvent, memory: object, scratch: Scratch | None, block: Any) -> None:
         """Keep `memory` alive until `event` is complete, and give the block of scratch back then."""
@@ -303,25 +304,19 @@ class _InFlight:
                 self._start()
 
     def _start(self) -> None:
-        with self._lock:
+        with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="specverify-dpex-memory", daemon=True)
                 self._thread.start()
 
     def release(self) -> None:
-        """Drop what is done, oldest first; another thread may do so at the same time."""
-        held = self._held
-        while held:
-            try:
-                entry = held.popleft()
-            except IndexError:
-                return
-            event, _, scratch, block = entry
-            if event.execution_status is not event_status_type.complete:
-                held.appendleft(entry)
-                return
-            if scratch is not None:
-                scratch.give_back(block)
+        """Drop what is done, oldest first."""
+        with self._releasing:
+            # An entry goes only when it is done, so that an interrupt in between loses nothing that is in use.
+            while self._held and self._held[0][0].execution_status is event_status_type.complete:
+                _, _, scratch, block = self._held.popleft()
+                if scratch is not None:
+                    scratch.give_back(block)
 
     def _watch(self) -> None:
         while True:
@@ -355,11 +350,15 @@ def run(
     manager = SequentialOrderManager[queue] if SequentialOrderManager is not None else None
     block = scratch.take() if scratch is not None else None
     parts = block[1] if block is not None else ()
-    event = launch.submit(manager.submitted_events if manager is not None else (), *parts, *varying)
-    if manager is None or not (ordered or queue.is_in_order):
-        event.wait()
-        if scratch is not None and block is not None:
-            scratch.give_back(block)
-    else:
-        in_flight.hold(event, memory, scratch, block)
-        manager.add_event_pair(event, event)
+    try:
+        event = launch.submit(manager.submitted_events if manager is not None else (), *parts, *varying)
+        if manager is None or not (ordered or queue.is_in_order):
+            event.wait()
+            if scratch is not None and block is not None:
+                scratch.give_back(block)
+        else:
+            in_flight.hold(event, memory, scratch, block)
+            manager.add_event_pair(event, event)
+    except BaseException:
+        queue.wait()  # interrupted anywhere in between: what was launched may still use the memory
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from dpctl.memory import MemoryUSMDevice
 
-from specverify_dpex import UsmArray, launch, plan, reference, tuning, verify
+from specverify_dpex import UsmArray, launch, plan, prepare, reference, tuning, verify
 
 GUARD = 4096  # bytes
 SENTINEL = 0xA5
@@ -152,3 +153,25 @@ def test_thousands_of_calls_leak_nothing(queue):
 
     before = kilobytes_after(1000)
     assert kilobytes_after(4000) - before < 4000  # less than 1 kB a call; an event or a result that stays is more
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["verify", "prepared"])
+def test_an_interrupted_call_leaves_the_next_one_working(usm_kind, queue, monkeypatch, prepared):
+    case = generate.random_case(6, shape=(4, 3, 32000), dtype="float32", token_dtype="int64", with_draft_probs=True)
+    expected = reference.verify(*case.arrays)
+    monkeypatch.setattr(tuning, "launch_shape", lambda *_: tuning.LaunchShape(8, 4, 8))  # slices that count arrivals
+    monkeypatch.setattr(plan, "_plans", {})
+    inputs = [usm_kind.make(array, queue) for array in case.arrays]
+    call = prepare(*inputs) if prepared else functools.partial(verify, *inputs)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(4):
+        with monkeypatch.context() as patch:
+            patch.setattr(launch, "_new_capsule", interrupted)  # the kernel is launched, its event not yet known
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        result = call()
+        np.testing.assert_array_equal(usm_kind.read(result.accepted), expected.accepted)
+        np.testing.assert_array_equal(usm_kind.read(result.next_token), expected.next_token)
