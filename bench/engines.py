@@ -348,7 +348,7 @@ class _Torch(Eager):
         super().prepare(inputs)
         self._torch = importlib.import_module("torch")
         self._arrays = [self._torch.from_numpy(array) for array in inputs.on_host]
-        self.use(_torch_threads())
+        self.use(self.settings()[0])
 
     def settings(self):
         return sorted({1, _torch_threads()})  # on busy cores, threads that wait for one another can be slower than one
