@@ -10,12 +10,13 @@ What is timed, on which inputs:
   has the same distributions, in memory of its own, and draws of its own.
 - The short set varies one axis at a time; the full set is all of them with all others.
 - Engines (engines.py) run in one process, on arrays that are where the engine wants them before the clock starts; an
-  engine with a choice (the floor's work-group size and slices, torch's threads) is timed with its fastest.
+  engine with a choice (the floor's work-group size and slices, torch's threads) is timed with each that may be the
+  fastest, and the fastest counts.
 - Iteration i of every engine comes before iteration i + 1 of any, so what disturbs the machine disturbs all alike; a
   slow engine has fewer iterations (each row says how many), spread over the same time. Each timed run follows untimed
   ones of the same engine: the caches hold its inputs and the threads of the engine before have gone to sleep. `--cold`
   sweeps the caches in between.
-- Warm-up runs, besides those that checked and tuned, are outside, and the garbage collector is off. The time ends when
+- Warm-up runs, besides those that checked and chose, are outside, and the garbage collector is off. The time ends when
   both outputs are complete.
 - No engine is timed on a wrong answer: specverify must equal the numpy reference bit for bit on both outputs, the floor
   numpy's sums to within float32 rounding, and the other routes, which cannot draw the reference's tokens, the
@@ -41,7 +42,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,7 +66,7 @@ SWEPT_BYTES = 2**27
 """What `--cold` copies between runs, several times any cache of a CPU or an integrated GPU."""
 FEWEST_ITERATIONS = 3
 COMPARED = (*LIBRARY, "floor")
-BASE_SHARE = 10
+COMPARED_SHARE = 10
 """How much more time than others the engines have whose small differences matter."""
 
 
@@ -83,18 +84,17 @@ SETS = {"short": (short_set, Limits()), "full": (full_set, Limits(seconds=0.5, l
 
 
 class Rates:
-    """How long the engines took for their inputs, to tell beforehand what would take too long."""
+    """How fast the engines took their inputs at best, to tell beforehand what would take too long."""
 
     def __init__(self) -> None:
         self._seconds_per_byte: dict[str, float] = {}
 
-    def note(self, name: str, workload: Workload, seconds: float, longest_run: float) -> None:
-        """Keep a run's time, unless it is so short that what does not grow with the workload may dominate it."""
-        if seconds > longest_run / 10:
-            self._seconds_per_byte[name] = seconds / workload.input_bytes
+    def note(self, name: str, workload: Workload, seconds: float) -> None:
+        rate = seconds / workload.input_bytes
+        self._seconds_per_byte[name] = min(rate, self._seconds_per_byte.get(name, rate))
 
     def expected(self, name: str, workload: Workload) -> float:
-        """Seconds of a run by the last workload's; 0 if there is none."""
+        """The least seconds of a run by the workloads before; 0 if there are none."""
         return self._seconds_per_byte.get(name, 0.0) * workload.input_bytes
 
 
@@ -111,25 +111,25 @@ def bench(
     engines = {name: ENGINES[name]() for name in names}
     verdicts = {name: _foresee(engine, name, workload, limits, rates) for name, engine in engines.items()}
     inputs = Inputs(workload, queue) if any(verdict is None for verdict in verdicts.values()) else None
-    seconds: dict[str, float] = {}
+    contests: dict[str, Contest] = {}
     for name, engine in engines.items():
         if verdicts[name] is None and inputs is not None:
-            verdicts[name], seconds[name] = _judge(engine, inputs, limits)
-            rates.note(name, workload, seconds[name], limits.longest_run)
+            verdicts[name], contests[name] = _judge(engine, inputs, limits)
+            rates.note(name, workload, contests[name].seconds)
     ready = [name for name, verdict in verdicts.items() if verdict == (TIMED, None)]
-    affordable = {name: int(limits.seconds * (BASE_SHARE if name in COMPARED else 1) / seconds[name]) for name in ready}
-    iterations = {name: max(min(affordable[name], limits.iterations), FEWEST_ITERATIONS) for name in ready}
-    warmup = {name: min(affordable[name], limits.warmup) for name in ready}
-    sweep = _sweep(queue) if cold else None
-    taken = measure([engines[name] for name in ready], list(iterations.values()), list(warmup.values()), sweep)
-    times = dict(zip(ready, taken))
+    runners = [runner for name in ready for runner in contests[name].runners(limits, name in COMPARED)]
+    taken = measure(runners, _sweep(queue) if cold else None)
+    fastest: dict[str, tuple[Runner, list[int]]] = {}
     for name in ready:
         # A last look: the times are worth nothing if an iteration went wrong.
         if reason := engines[name].mismatch():
             verdicts[name] = FAILED, f"after the last iteration, {reason}"
-            del times[name]
+            continue
+        own = [(runner, times) for runner, times in zip(runners, taken) if runner.engine is engines[name]]
+        fastest[name] = min(own, key=lambda timed: np.median(timed[1]))
+        engines[name].use(fastest[name][0].setting)
 
-    medians = {name: float(np.median(taken)) for name, taken in times.items()}
+    medians = {name: float(np.median(times)) for name, (_, times) in fastest.items()}
     bandwidth = device_bandwidth(queue.sycl_device)
     rows = []
     for name, engine in engines.items():
@@ -149,23 +149,46 @@ def bench(
             row["bytes_read"] = inputs.bytes_read
             if bandwidth is not None:
                 row["bandwidth_floor_us"] = inputs.bytes_read / bandwidth * 1e6
-        if name in times:
-            p20, p80 = np.percentile(times[name], (20, 80))
+        if name in fastest:
+            runner, times = fastest[name]
+            p20, p80 = np.percentile(times, (20, 80))
             row |= {
-                "iterations": iterations[name],
-                "warmup": warmup[name],
+                "iterations": runner.iterations,
+                "warmup": runner.warmup,
                 "median_us": medians[name] / 1e3,
                 "p20_us": p20 / 1e3,
                 "p80_us": p80 / 1e3,
                 **{f"ratio_to_{base}": medians[name] / medians[base] for base in report.BASES if base in medians},
                 "gb_per_s": row["bytes_read"] / medians[name],
-                "times_us": [nanoseconds / 1e3 for nanoseconds in times[name]],
+                "times_us": [nanoseconds / 1e3 for nanoseconds in times],
             }
         rows.append(row)
     return rows
 
 
 Verdict = tuple[str, "str | None"]
+
+
+class Runner(NamedTuple):
+    """An engine with a setting, and how often it runs."""
+
+    engine: Engine
+    setting: Any
+    iterations: int
+    warmup: int
+
+
+class Contest(NamedTuple):
+    """The settings that an engine is timed with, and the seconds of a run."""
+
+    engine: Engine
+    settings: Sequence[Any]
+    seconds: float
+
+    def runners(self, limits: Limits, compared: bool) -> list[Runner]:
+        affordable = int(limits.seconds * (COMPARED_SHARE if compared else 1) / self.seconds / len(self.settings))
+        iterations = max(min(affordable, limits.iterations), FEWEST_ITERATIONS)
+        return [Runner(self.engine, setting, iterations, min(affordable, limits.warmup)) for setting in self.settings]
 
 
 def _foresee(engine: Engine, name: str, workload: Workload, limits: Limits, rates: Rates) -> Verdict | None:
@@ -181,22 +204,28 @@ def _foresee(engine: Engine, name: str, workload: Workload, limits: Limits, rate
     return None
 
 
-def _judge(engine: Engine, inputs: Inputs, limits: Limits) -> tuple[Verdict, float]:
-    """Run an engine: whether it may be timed, and if not, why; and the seconds of a run."""
+def _judge(engine: Engine, inputs: Inputs, limits: Limits) -> tuple[Verdict, Contest]:
+    """Run an engine: whether it may be timed, and if not, why; and what to time."""
     seconds = 0.0
+    settings: list[Any] = []
     try:
         engine.prepare(inputs)
         engine.run()
         seconds = _seconds(engine)
+        if seconds > limits.longest_run:  # once more: the machine may have been busy
+            seconds = min(seconds, _seconds(engine))
         if seconds > limits.longest_run:
             reason = f"one run takes {seconds:.2g} s, and --longest-run allows {limits.longest_run:g}"
-            return (SKIPPED, reason), seconds
-        engine.tune()
-        seconds = min(seconds, _seconds(engine))
-        mismatch = engine.mismatch()
+            return (SKIPPED, reason), Contest(engine, settings, seconds)
+        settings = engine.settings()
+        mismatch = None
+        for setting in settings:
+            engine.use(setting)
+            seconds = min(seconds, _seconds(engine))
+            mismatch = mismatch or engine.mismatch()
     except Exception as error:  # whatever a library throws, the other engines are still worth timing
-        return (FAILED, f"{type(error).__name__}: {error}"), seconds
-    return ((FAILED, mismatch) if mismatch else (TIMED, None)), seconds
+        return (FAILED, f"{type(error).__name__}: {error}"), Contest(engine, settings, seconds)
+    return ((FAILED, mismatch) if mismatch else (TIMED, None)), Contest(engine, settings, seconds)
 
 
 def _seconds(engine: Engine) -> float:
@@ -205,27 +234,24 @@ def _seconds(engine: Engine) -> float:
     return time.perf_counter() - start
 
 
-def measure(
-    engines: Sequence[Engine],
-    iterations: Sequence[int],
-    warmup: Sequence[int],
-    sweep: Callable[[], None] | None = None,
-) -> list[list[int]]:
-    """Nanoseconds of each iteration of each engine, taken in turn: every engine's are spread over all rounds."""
+def measure(runners: Sequence[Runner], sweep: Callable[[], None] | None = None) -> list[list[int]]:
+    """Nanoseconds of each iteration of each runner, taken in turn: every runner's are spread over all rounds."""
     clock = time.perf_counter_ns
-    times: list[list[int]] = [[] for _ in engines]
-    for engine, count in zip(engines, warmup):
-        for _ in range(count):
+    times: list[list[int]] = [[] for _ in runners]
+    for engine, setting, _, warmup in runners:
+        engine.use(setting)
+        for _ in range(warmup):
             engine.run()
-    rounds = max(iterations, default=0)
+    rounds = max((runner.iterations for runner in runners), default=0)
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for turn in range(rounds):
-            for engine, count, taken in zip(engines, iterations, times):
-                if (turn + 1) * count // rounds == turn * count // rounds:
+            for (engine, setting, iterations, _), taken in zip(runners, times):
+                if (turn + 1) * iterations // rounds == turn * iterations // rounds:
                     continue
+                engine.use(setting)
                 if taken and taken[-1] > SLOW_NS:
                     time.sleep(SETTLE_NS / 1e9)
                 else:

@@ -34,8 +34,8 @@ HOST = "host CPU"
 class Engine:
     """One way to verify a workload.
 
-    Where `unavailable` has nothing to say, `prepare` comes first, then `tune`, then any number of `run`; `results` and
-    `mismatch` look at the last one.
+    Where `unavailable` has nothing to say, `prepare` comes first, then any number of `run`, with any of `settings`;
+    `results` and `mismatch` look at the last one.
     """
 
     name: ClassVar[str]
@@ -48,7 +48,7 @@ class Engine:
     makes_rows: ClassVar[int] = 0
     """How many arrays of a row for each sequence it makes at once."""
     setting = ""
-    """What it runs with, where it has a choice: every engine is timed with its fastest."""
+    """What it runs with."""
     inputs: Inputs
 
     def unavailable(self, workload: Workload) -> str | None:
@@ -72,8 +72,12 @@ class Engine:
         """Put everything in place that a decoding loop would have there before the call."""
         self.inputs = inputs
 
-    def tune(self) -> None:
-        """Find the fastest setting, where there is a choice."""
+    def settings(self) -> list[Any]:
+        """What to time it with, where it has a choice: the fastest counts."""
+        return [None]
+
+    def use(self, setting: Any) -> None:
+        """Run with one of `settings` from now on."""
 
     def run(self) -> None:
         """Verify once; both outputs are complete when it returns."""
@@ -155,25 +159,36 @@ class Floor(Engine):
         stops = inputs.expected.accepted * 2 + ~inputs.rejected
         self._stops = UsmArray.from_list(stops.tolist(), "int64", sycl_queue=inputs.queue)
         self._rows: tuple[Any, ...] = (inputs.on_device.draft_probs, inputs.on_device.target_probs)
+        self._launches: dict[tuple[int, int], tuple[launch.Launch, UsmArray]] = {}
         vocab = inputs.workload.vocab
         work_groups = [size for size in (8, 16, 64, 256) if size <= self._kernel.max_work_group]
         slices = [1, *(count for count in (2, 4, 8, 16, 32, 64) if count * 1024 <= vocab)]
         self._cuts = [(size, count) for size in work_groups for count in slices]
-        self._cut(*self._cuts[0])
+        self.use(self._cuts[0])
 
-    def tune(self):
-        # The best of the first rounds once more: a floor that is not the lowest flatters all that stand on it.
-        best = ranked(self._cuts, self._run_cut, rounds=7, seconds=0.5)[:5]
-        self._cut(*fastest(best, self._run_cut, rounds=30))
+    def settings(self):
+        def run(cut):
+            self.use(cut)
+            self.run()
+
+        # Several, since a floor that is not the lowest flatters all that stand on it.
+        return fastest(self._cuts, run)[:3]
+
+    def use(self, setting):
+        if setting not in self._launches:
+            self._launches[setting] = self._cut(*setting)
+        self._launch, self._sums = self._launches[setting]
+        work_group, slices = setting
+        self.setting = f"work-groups of {work_group}, {slices} slice{'s' if slices > 1 else ''}"
 
     def _load(self, queue: dpctl.SyclQueue) -> launch.Kernel:
         module = Path(__file__).with_name(f"{self.entry_point}.spv").read_bytes()
         arguments = [{"name": name, "type": type_} for name, type_ in self.arguments]
         return launch.Kernel(queue, self.entry_point, module, arguments)
 
-    def _cut(self, work_group: int, slices: int) -> None:
+    def _cut(self, work_group: int, slices: int) -> tuple[launch.Launch, UsmArray]:
         batch, num_draft, vocab, _ = self.inputs.workload
-        self._sums = UsmArray((batch, slices, work_group), "float32", sycl_queue=self.inputs.queue)
+        sums = UsmArray((batch, slices, work_group), "float32", sycl_queue=self.inputs.queue)
         draft_probs, target_probs = self._rows
         arguments = {
             "draft_probs": _address(draft_probs),
@@ -182,14 +197,9 @@ class Floor(Engine):
             "num_draft": num_draft,
             "vocab": vocab,
             "slice_length": -(-vocab // slices),
-            "sums": _address(self._sums),
+            "sums": _address(sums),
         }
-        self._launch = launch.Launch(self._kernel, self.inputs.queue, arguments, (batch, slices), work_group)
-        self.setting = f"work-groups of {work_group}, {slices} slice{'s' if slices > 1 else ''}"
-
-    def _run_cut(self, cut: tuple[int, int]) -> None:
-        self._cut(*cut)
-        self.run()
+        return launch.Launch(self._kernel, self.inputs.queue, arguments, (batch, slices), work_group), sums
 
     def run(self):
         self._launch.submit(()).wait()
@@ -338,24 +348,16 @@ class _Torch(Eager):
         super().prepare(inputs)
         self._torch = importlib.import_module("torch")
         self._arrays = [self._torch.from_numpy(array) for array in inputs.on_host]
-        self._set_threads(_torch_threads())
+        self.use(self.settings()[0])
 
-    def tune(self):
-        threads = _torch_threads()
-        if threads > 1:  # on busy cores, threads that wait for one another can be slower than one
-            self._set_threads(fastest([1, threads], self._run_with_threads))
+    def settings(self):
+        return sorted({1, _torch_threads()})  # on busy cores, threads that wait for one another can be slower than one
 
-    def _set_threads(self, threads: int) -> None:
-        self._threads = threads
-        self.setting = f"{threads} thread{'s' if threads > 1 else ''}"
-
-    def _run_with_threads(self, threads: int) -> None:
-        self._set_threads(threads)
-        self.run()
+    def use(self, setting):
+        self.setting = f"{setting} thread{'s' if setting > 1 else ''}"
+        self._torch.set_num_threads(setting)
 
     def run(self):
-        if self._torch.get_num_threads() != self._threads:
-            self._torch.set_num_threads(self._threads)
         with self._torch.inference_mode():
             self._result = self.verify(*self._arrays)
 
@@ -484,7 +486,10 @@ class _TorchXpu(_Torch):
         self._torch = importlib.import_module("torch")
         self._arrays = [self._torch.from_numpy(array).to("xpu") for array in inputs.on_host]
 
-    def tune(self):
+    def settings(self):
+        return [None]
+
+    def use(self, setting):
         pass
 
     def run(self):
@@ -528,16 +533,11 @@ LIBRARY = ("specverify", "specverify-prepared")
 
 def fastest(
     settings: Iterable[Setting], run: Callable[[Setting], None], rounds: int = 7, seconds: float = 0.5
-) -> Setting:
-    """The setting with the least median time, each tried in turn after a run that does not count.
+) -> list[Setting]:
+    """The settings by their median time, each tried in turn after a run that does not count.
 
     There are fewer rounds, but one, where they would take more than `seconds`.
     """
-    return ranked(settings, run, rounds, seconds)[0]
-
-
-def ranked(settings: Iterable[Setting], run: Callable[[Setting], None], rounds: int, seconds: float) -> list[Setting]:
-    """The settings by their median time, as `fastest`."""
     times: dict[Setting, list[int]] = {setting: [] for setting in settings}
     for setting in times:
         run(setting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_bench_does_not_time_a_wrong_result(run, monkeypatch, field):
     fake(monkeypatch, run=count, results=results)
     status, rows, printed = run("--workload", "b2-k3-v257", "--engine", "fake", "specverify", *SHORT)
     assert status == 1
-    assert len(runs) == 3  # two before it is tuned and one after
+    assert len(runs) == 3  # two to see how long it takes, and one with its setting
     assert rows[0]["status"] == "failed"
     assert rows[0]["reason"].startswith(f"{field}[1] is ")
     assert "median_us" not in rows[0]
@@ -332,7 +333,6 @@ def test_torch_xpu_routes_verify(queue, monkeypatch, engine):
     route = engine()
     assert route.unavailable(workload) is None
     route.prepare(workloads.Inputs(workload, queue))
-    route.tune()
     route.run()
     assert route.mismatch() is None
     assert len(waits) == 1
@@ -418,8 +418,42 @@ def test_growth_fits_the_exponent_of_each_axis():
 
 def test_fastest_has_one_round_where_it_takes_too_long():
     runs = []
-    assert engines.fastest("ab", runs.append, seconds=0) in "ab"
+    assert sorted(engines.fastest("ab", runs.append, seconds=0)) == ["a", "b"]
     assert runs == ["a", "b", "a", "b"]
+
+
+def test_bench_counts_the_fastest_setting(run, monkeypatch):
+    used = []
+
+    def use(self, setting):
+        used.append(setting)
+        self.setting = f"waits for {setting} s"
+
+    def work(self):
+        engines.Specverify.run(self)
+        time.sleep(used[-1] if used else 0)
+
+    settings = [0.02, 0.0, 0.01]
+    fake(monkeypatch, settings=lambda self: settings, use=use, run=work)
+    _, rows, _ = run("--workload", "b2-k3-v257", "--engine", "fake", *SHORT)
+    assert rows[0]["setting"] == "waits for 0.0 s"
+    assert rows[0]["iterations"] == len(rows[0]["times_us"]) == 3
+    assert used[:3] == settings  # each of them was checked
+
+
+def test_bench_does_not_time_an_engine_that_is_wrong_with_one_of_its_settings(run, monkeypatch):
+    def use(self, setting):
+        self.shift = setting
+
+    def results(self):
+        right = engines.Specverify.results(self)
+        return right._replace(next_token=right.next_token + self.shift)
+
+    fake(monkeypatch, settings=lambda self: [0, 1, 0], use=use, results=results)
+    status, rows, _ = run("--workload", "b2-k3-v257", "--engine", "fake", *SHORT)
+    assert status == 1
+    assert rows[0]["reason"].startswith("next_token[0] is ")
+    assert "median_us" not in rows[0]
 
 
 def test_measure_takes_the_engines_in_turn_and_leaves_warmup_out(monkeypatch):
@@ -433,7 +467,8 @@ def test_measure_takes_the_engines_in_turn_and_leaves_warmup_out(monkeypatch):
         def run(self):
             order.append(self.label)
 
-    times = bench.measure([Recorder("a"), Recorder("b")], [4, 2], [1, 0], lambda: order.append("sweep"))
+    runners = [bench.Runner(Recorder("a"), None, 4, 1), bench.Runner(Recorder("b"), None, 2, 0)]
+    times = bench.measure(runners, lambda: order.append("sweep"))
     a, b = (["a", "sweep", "a"], ["b", "sweep", "b"])
     assert order == ["a", *a, *a, *b, *a, *a, *b]
     assert [len(taken) for taken in times] == [4, 2]
@@ -442,9 +477,9 @@ def test_measure_takes_the_engines_in_turn_and_leaves_warmup_out(monkeypatch):
 def test_measure_only_waits_before_slow_engines(monkeypatch):
     monkeypatch.setattr(bench, "SLOW_NS", 0)
     runs = []
-    engine = types.SimpleNamespace(run=lambda: runs.append(None))
+    engine = types.SimpleNamespace(run=lambda: runs.append(None), use=lambda setting: None)
     monkeypatch.setattr(bench, "SETTLE_NS", 0)
-    (taken,) = bench.measure([engine], [3], [0])
+    (taken,) = bench.measure([bench.Runner(engine, None, 3, 0)])
     assert (len(taken), len(runs)) == (3, 4)  # settled by a run before the first alone
 
 
@@ -460,7 +495,8 @@ def test_floor_adds_up_every_token_of_the_rows_once(queue, workload, work_group,
     engine._rows = tuple(
         specverify_dpex.UsmArray.from_list(rows.tolist(), "float32", sycl_queue=queue) for rows in (draft, target)
     )
-    engine._cut(work_group, slices)
+    engine._launches.clear()
+    engine.use((work_group, slices))
     engine.run()
     accepted = inputs.expected.accepted
     expected = [
