@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import array as host_array
 import ctypes
+import functools
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import dpctl
@@ -37,6 +38,8 @@ DTYPE_NAMES = {
 
 # Of numpy's type characters, which are read faster than type strings.
 _CHARACTERS = {"f": "f4", "d": "f8", "e": "f2", "i": "i4", "l": "i8", "q": "i8", "I": "u4", "L": "u8", "Q": "u8"}
+
+_NATIVE_ORDERS = "|=" + ("<" if sys.byteorder == "little" else ">")
 
 _default_queue: dpctl.SyclQueue | None = None
 _device_ids: dict[tuple[dpctl.SyclContext, dpctl.SyclDevice], int] = {}
@@ -119,7 +122,14 @@ class UsmArray:
                 f"{[DTYPE_NAMES[code] for code in _HOST_CODES]}, got {dtype!r}"
             )
         self.shape = tuple(shape)
+        if any(extent < 0 for extent in self.shape):
+            raise ValueError(f"`shape` must not have negative extents: got {self.shape}")
         self._typestr = typestr
+        if byte_offset < 0 or byte_offset % self.itemsize:
+            raise ValueError(
+                f"`byte_offset` must be a multiple of the element's size: expected one of {self.itemsize} bytes, "
+                f"not negative, got {byte_offset}"
+            )
         self._byte_offset = byte_offset
         nbytes = math.prod(self.shape) * self.itemsize
         if memory is None:
@@ -307,9 +317,15 @@ class Kind:
         """
         try:
             interface = array.__sycl_usm_array_interface__
+            if interface["version"] != 1:
+                raise ValueError(f"version must be 1, got {interface['version']}")
+            order, dtype = interface["typestr"][0], interface["typestr"][1:]
+            if order not in _NATIVE_ORDERS:
+                raise ValueError(f"typestr must be of the device's byte order, got {interface['typestr']!r}")
             shape = tuple(interface["shape"])
-            dtype = interface["typestr"][1:]
             strides = tuple(interface.get("strides") or contiguous_strides(shape))
+            if len(strides) != len(shape) or min(shape, default=0) < 0:
+                raise ValueError(f"strides must fit the shape, got {strides} for {shape}")
             if 0 in shape:  # nothing of it is read, and dpctl has no memory object of zero bytes
                 return View(0, shape, strides, dtype, None, array)
             pointer = interface["data"][0] + interface.get("offset", 0) * int(dtype[1:])
@@ -319,7 +335,7 @@ class Kind:
                     return View(pointer, shape, strides, dtype, queue, array)
                 raise ValueError(f"{pointer:#x} is not USM memory of its queue's context")
             memory = as_usm_memory(array)
-        except (ValueError, TypeError, KeyError, IndexError, ctypes.ArgumentError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ctypes.ArgumentError) as error:
             raise BufferError(
                 f"`{argument}` must be USM memory as its `__sycl_usm_array_interface__` describes it: {error}"
             ) from error
@@ -409,7 +425,8 @@ class _NumpyKind(_HostKind):
     name = "numpy.ndarray"
 
     def view(self, array, argument):
-        strides = tuple(stride // array.itemsize for stride in array.strides)
+        itemsize = array.itemsize or 1  # a dtype of no bytes is refused with the other dtypes
+        strides = tuple(stride // itemsize for stride in array.strides)
         return View(0, array.shape, strides, array.dtype.str[1:], default_queue(), array)
 
     def _bytes(self, view):
@@ -566,9 +583,7 @@ class _TorchHostKind(_HostKind):
         return View(0, tuple(array.shape), array.stride(), dtype, default_queue(), array)
 
     def _bytes(self, view):
-        packed = view.owner.contiguous()
-        nbytes = packed.numel() * _itemsize(view.dtype)
-        return capsule.as_numpy(packed.data_ptr(), (nbytes,), (1,), "u1", packed, read_only=True)
+        return view.owner.detach().contiguous().view(-1).view(self._torch.uint8).numpy()
 
     def wrap(self, memory, first, shape, dtype, queue):
         return self._torch.from_numpy(_result_on_host(memory, first, shape, dtype, queue))
@@ -676,7 +691,10 @@ def _device_id(queue: dpctl.SyclQueue) -> int:
         while root.parent_device is not None:
             root = root.parent_device
         if context != root.sycl_platform.default_context:
-            raise BufferError("only memory of a device's default context can be exported by DLPack")
+            raise BufferError(
+                "`UsmArray` must be in its device's default context to be exported by DLPack: expected that context, "
+                "got another. Create it on a queue of the default context, such as dpctl.SyclQueue(device)"
+            )
         number = int(root.get_filter_string(include_backend=False, include_device_type=False))
         _device_ids[(context, device)] = number
     return number
@@ -732,23 +750,34 @@ def is_array(value: Any) -> bool:
     return bool(shape)
 
 
+@functools.cache
+def _kind(kind: Callable[..., Kind], *modules: Any) -> Kind:
+    """One kind for all the classes that a library derives from its array."""
+    return kind(*modules)
+
+
 def _find_kind(array: Any, argument: str) -> Kind:
     loaded = sys.modules.get
+    if isinstance(array, UsmArray):
+        return _kinds[UsmArray]
     for name in ("dpctl.tensor", "dpnp.tensor"):
         tensor = loaded(name)
         if tensor is None:
             continue
         if isinstance(array, tensor.usm_ndarray):
-            return _TensorKind(tensor)
+            return _kind(_TensorKind, tensor)
         dpnp = loaded("dpnp")
         if dpnp is not None and isinstance(array, dpnp.ndarray) and isinstance(array.get_array(), tensor.usm_ndarray):
-            return _DpnpKind(dpnp, tensor)
+            return _kind(_DpnpKind, dpnp, tensor)
     numpy = loaded("numpy")
     if numpy is not None and isinstance(array, numpy.ndarray):
-        return _NumpyKind()
+        masked = loaded("numpy.ma")
+        if masked is not None and isinstance(array, masked.MaskedArray):
+            raise TypeError(f"`{argument}` must not be masked: a kernel reads all elements. Pass {argument}.filled(0)")
+        return _kind(_NumpyKind)
     torch = loaded("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _TorchKinds(torch)
+        return _kind(_TorchKinds, torch)
     if hasattr(array, "__sycl_usm_array_interface__"):
         return _OBJECT_KIND
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
@@ -772,7 +801,7 @@ def default_queue() -> dpctl.SyclQueue:
     if _default_queue is None:
         try:
             _default_queue = get_device_cached_queue(dpctl.select_default_device())
-        except dpctl.SyclDeviceCreationError as error:
+        except (dpctl.SyclDeviceCreationError, dpctl.SyclQueueCreationError) as error:
             raise RuntimeError(
                 "no SYCL device was found. Run `specverify-dpex doctor` to see what is missing, or install the CPU "
                 "device: pip install 'specverify-dpex[cpu]'"

@@ -190,7 +190,7 @@ def needs_copy(kind: Kind, view: View, row: bool, name: str = "seed") -> bool:
         return False
     if kind.on_host:
         return True
-    if not row or view.strides[-1] == 1 or view.shape[-1] <= 1:
+    if not row or 0 in view.shape or view.strides[-1] == 1 or view.shape[-1] == 1:
         return False
     if not kind.copies:
         raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from specverify_dpex import philox
 from specverify_dpex.result import VerifyResult
 from specverify_dpex.verify import verify as _verify
 
@@ -123,11 +124,14 @@ def verify(
     elif seed is None and (uniform_accept is None or uniform_sample is None):
         shape = tuple(draft_tokens.shape)
         if uniform_accept is None:
-            uniform_accept = torch.rand(shape, device=draft_tokens.device)
+            uniform_accept = torch.rand(shape, dtype=torch.float32, device=draft_tokens.device)
         if uniform_sample is None:
-            uniform_sample = torch.rand((shape[0], shape[1] + 1), device=draft_tokens.device)
-    elif seed is not None and seed >= 2**63:
-        seed -= 2**64
+            uniform_sample = torch.rand((shape[0], shape[1] + 1), dtype=torch.float32, device=draft_tokens.device)
+    elif seed is not None:
+        if not isinstance(seed, torch.SymInt):
+            seed = philox.check_seed(seed)
+        if seed >= 2**63:
+            seed -= 2**64
     return VerifyResult(
         *_operator(
             draft_tokens,

@@ -216,6 +216,10 @@ def test_verify_refuses_a_seed_that_draws_nothing(no_launch):
         {"shape": 3},
         {"typestr": 4},
         {"offset": "x"},
+        {"version": 9},
+        {"typestr": ">f4"},
+        {"strides": (12, 1)},
+        {"shape": (BATCH, -1, VOCAB)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -304,3 +308,44 @@ def test_usm_array_refuses_memory_that_is_too_small(queue):
 def test_usm_array_refuses_ragged_lists(device):
     with pytest.raises(ValueError, match="^`values` must have rows of equal length: expected 2 along axis 1$"):
         UsmArray.from_list([[1, 2], [3]], "int64")
+
+
+def test_usm_array_refuses_negative_extents(device):
+    with pytest.raises(ValueError, match=r"^`shape` must not have negative extents: got \(1, -1\)$"):
+        UsmArray((1, -1), "int64")
+
+
+@pytest.mark.parametrize("byte_offset", [-8, 4])
+def test_usm_array_refuses_offsets(queue, byte_offset):
+    memory = UsmArray((4,), "int64", sycl_queue=queue).memory
+    with pytest.raises(ValueError) as error:
+        UsmArray((1,), "int64", memory=memory, byte_offset=byte_offset)
+    assert message(error) == (
+        "`byte_offset` must be a multiple of the element's size: expected one of 8 bytes, not negative, "
+        f"got {byte_offset}"
+    )
+
+
+def test_verify_refuses_masked_arrays(no_launch):
+    arguments = good()
+    arguments["target_probs"] = np.ma.masked_array(arguments["target_probs"])
+    with pytest.raises(TypeError) as error:
+        verify(**arguments)
+    assert message(error) == (
+        "`target_probs` must not be masked: a kernel reads all elements. Pass target_probs.filled(0)"
+    )
+
+
+def test_verify_refuses_elements_of_no_bytes(no_launch):
+    with pytest.raises(TypeError, match="^`draft_tokens` must have dtype int64: got V0"):
+        verify(**{**good(), "draft_tokens": np.zeros((BATCH, NUM_DRAFT), "V0")})
+
+
+def test_verify_takes_subclasses_with_their_base_class(device, tmp_path):
+    arguments = good()
+    expected = verify(**arguments)
+    mapped = np.memmap(tmp_path / "probs", "f4", "w+", shape=SHAPES["target_probs"])
+    mapped[:] = arguments["target_probs"]
+    result = verify(**{**arguments, "target_probs": mapped, "draft_tokens": arguments["draft_tokens"].view(np.matrix)})
+    np.testing.assert_array_equal(result.accepted, expected.accepted)
+    np.testing.assert_array_equal(result.next_token, expected.next_token)
