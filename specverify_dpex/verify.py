@@ -42,7 +42,8 @@ def verify(
         The draw at position j uses `uniform_sample[:, j]`; drawn on the device from `seed` if not given.
     seed : int in [0, 2**64), or (batch,) uint64 array, optional
         Key of the uniforms that are not given. One number keys all sequences, which differ by their index in the
-        batch; an array holds each sequence's own key, whatever its index. Taken from the operating system if None.
+        batch; an array holds each sequence's own key, whatever its index. Taken from the operating system if None. Must
+        be None where both uniforms are given.
     offset : int in [0, 2**32)
         The caller's step counter: uniforms of different offsets are independent.
 
@@ -188,7 +189,8 @@ def prepare(
 
     Notes
     -----
-    Calls must not overlap: they write the same results. On one queue they follow one another.
+    Calls must not overlap: they share results and scratch. Those of one thread follow one another by themselves. Arrays
+    of torch.xpu keep to the stream that was current when they were prepared.
 
     Examples
     --------
