@@ -405,16 +405,45 @@ class _DpnpKind(_TensorKind):
         return self._wrap(super().wrap(memory, first, shape, dtype, queue))
 
 
+class _Staged:
+    """Device memory for the copy of one host array, which the next copy of that size takes over.
+
+    Allocating and freeing costs more than copying a small array, and oneAPI 2024.2 may abort where one thread frees
+    while another launches. Large arrays have memory of their own.
+    """
+
+    _LARGEST = 1 << 20  # bytes of a block that is kept
+    _MOST = 16  # blocks of one size that are kept
+    _kept: dict[tuple[dpctl.SyclQueue, int], list[MemoryUSMDevice]] = {}
+
+    __slots__ = ("_blocks", "memory")
+
+    def __init__(self, nbytes: int, queue: dpctl.SyclQueue):
+        self._blocks: list[MemoryUSMDevice] | None = None
+        if nbytes <= self._LARGEST:
+            nbytes = max(1 << (nbytes - 1).bit_length(), 256)
+            self._blocks = self._kept.setdefault((queue, nbytes), [])
+        try:
+            self.memory = self._blocks.pop() if self._blocks else MemoryUSMDevice(nbytes, queue=queue)
+        except IndexError:  # another thread was faster
+            self.memory = MemoryUSMDevice(nbytes, queue=queue)
+
+    def __del__(self) -> None:
+        if self._blocks is not None and len(self._blocks) < self._MOST:
+            self._blocks.append(self.memory)
+
+
 class _HostKind(Kind):
     """Arrays on the host: copied to the default device, and results back, so every call waits."""
 
     on_host = True
 
     def copy(self, view):
-        memory = MemoryUSMDevice(math.prod(view.shape) * _itemsize(view.dtype) or 1, queue=view.queue)
+        staged = _Staged(math.prod(view.shape) * _itemsize(view.dtype), view.queue)
         if 0 not in view.shape:
-            memory.copy_from_host(self._bytes(view))
-        return View(memory._pointer, view.shape, contiguous_strides(view.shape), view.dtype, view.queue, memory)
+            staged.memory.copy_from_host(self._bytes(view))
+        pointer = staged.memory._pointer
+        return View(pointer, view.shape, contiguous_strides(view.shape), view.dtype, view.queue, staged)
 
     def _bytes(self, view: View) -> Any:
         """The elements in C order and the host's byte order, as a buffer of bytes."""

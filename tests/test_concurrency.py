@@ -31,6 +31,7 @@ def test_threads_get_their_own_answers(kind, device, shared, in_order):
     options = {"property": "in_order"} if in_order else {}
     queues = [dpctl.SyclQueue(device, **options) for _ in range(1 if shared else THREADS)]
     start = threading.Barrier(THREADS)
+    kept = []  # until all are done: oneAPI 2024.2 may abort where one thread frees while another launches
 
     def work(thread: int) -> None:
         queue = queues[thread % len(queues)]
@@ -38,6 +39,7 @@ def test_threads_get_their_own_answers(kind, device, shared, in_order):
             ([None if array is None else kind.make(array, queue) for array in case.arrays], expected)
             for case, expected in cases(10)
         ]
+        kept.append(inputs)
         start.wait()
         for call in range(CALLS):
             arguments, expected = inputs[(call + thread) % len(inputs)]
