@@ -138,7 +138,9 @@ def measure(make: Callable[[np.ndarray], Any], queue: dpctl.SyclQueue, repeats: 
         if int(array.tolist()[0] if hasattr(array, "tolist") else array[0]) != right[0]:
             raise RuntimeError(f"wrong answer: {array} instead of {right}")
 
-    kind, plan, _, _ = core._look_at(*inputs, None)
+    draft_tokens, draft_probs, target_probs, *uniforms = inputs
+    arguments = (draft_tokens, target_probs, draft_probs, *uniforms, None)
+    kind, plan, _, _ = core._look_at(*arguments)
     memory, start = plan.results.allocate(16)
     taken = microseconds(lambda: verify(*inputs), repeats, queue, clock)
     overhead = [without for without, _ in taken]
@@ -150,7 +152,7 @@ def measure(make: Callable[[np.ndarray], Any], queue: dpctl.SyclQueue, repeats: 
         "launch": statistics.median(whole - without for without, whole in taken),
     }
     parts: dict[str, Callable[[], Any]] = {
-        "arguments": lambda: core._look_at(*inputs, None),
+        "arguments": lambda: core._look_at(*arguments),
         "memory": lambda: plan.results.allocate(16),
         "results": lambda: core._results(kind, plan, memory, start),
     }

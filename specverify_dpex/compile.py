@@ -60,10 +60,11 @@ def _entry_points() -> list[EntryPoint]:
 
     named = {
         "draft_tokens": pointer(types.int64),
-        "draft_probs": pointer(types.float32),
-        "target_probs": pointer(types.float32),
         "uniform_accept": pointer(types.float32),
         "uniform_sample": pointer(types.float32),
+        "num_draft": pointer(types.int64),
+        "deterministic": pointer(types.uint8),
+        "greedy": pointer(types.uint8),
         "keys": pointer(types.uint64),
         "seed": types.uint64,
         "arrivals": pointer(types.uint32),
@@ -71,13 +72,20 @@ def _entry_points() -> list[EntryPoint]:
         "accepted": pointer(types.int64),
         "next_token": pointer(types.int64),
     }
+    # What `intrinsics.load` takes for each element type of probabilities.
+    rows = {"f32": pointer(types.float32), "f16": pointer(types.int16), "bf16": pointer(types.uint16)}
 
-    def entry(name, kernel):
+    def entry(name, kernel, **more):
         parameters = inspect.signature(kernel.py_func).parameters
-        return EntryPoint(name, kernel, tuple(named.get(parameter, types.int64) for parameter in parameters))
+        arguments = {**named, **more}
+        return EntryPoint(name, kernel, tuple(arguments.get(parameter, types.int64) for parameter in parameters))
 
     return [
-        entry("verify_f32", kernels.verify_kernel),
+        *(
+            entry(f"verify_{draft}_{target}", kernels.verify_kernel, draft_probs=rows[draft], target_probs=rows[target])
+            for draft in rows
+            for target in rows
+        ),
         entry("uniforms", kernels.uniforms_kernel),
     ]
 

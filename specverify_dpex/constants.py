@@ -11,9 +11,22 @@ STREAM_ACCEPT = 0
 STREAM_SAMPLE = 1
 """Philox stream of the draws."""
 
+# Bits of the kernels' argument `options`.
 PHILOX_ACCEPT = 1
-"""Bit of the kernels' argument `philox`: they draw uniform_accept themselves."""
+"""The kernel draws uniform_accept itself."""
 PHILOX_SAMPLE = 2
-"""Bit of `philox`: they draw uniform_sample themselves."""
+"""The kernel draws uniform_sample itself."""
 PHILOX_ROW_KEYS = 4
-"""Bit of `philox`: each sequence has its own key, and row number 0."""
+"""Each sequence has its own key, and row number 0."""
+DRAFT_PROBS = 8
+"""The draft's probabilities are given; without them it put probability 1 on its tokens."""
+DETERMINISTIC_MASK = 16
+"""Some sequences' drafts put probability 1 on their tokens."""
+GREEDY_MASK = 32
+"""Some sequences are decoded greedily."""
+NUM_DRAFT = 64
+"""Sequences have their own numbers of drafts."""
+INT32_NUM_DRAFT = 128
+"""Those are int32, not int64."""
+INT32_TOKENS = 256
+"""draft_tokens is int32, not int64."""

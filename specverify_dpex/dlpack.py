@@ -28,6 +28,7 @@ DTYPE_NAMES = {
     "b1": "bool",
     "i4": "int32",
     "i8": "int64",
+    "u2": "uint16",
     "u4": "uint32",
     "u8": "uint64",
     "f2": "float16",

@@ -97,6 +97,44 @@ def _at(typing_context, pointer, elements):
     return pointer(pointer, types.int64), generate
 
 
+def _as_int32(typing_context, pointer):
+    """The same address as a pointer to int32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.int32, addrspace=pointer.addrspace)(pointer), generate
+
+
+def _load(typing_context, pointer, index):
+    """An element of a row of probabilities as float32, by the pointer's type.
+
+    numba has no 16-bit floats, so pointers to them go by integers of that size: int16 is float16, uint16 is bfloat16.
+    """
+
+    def generate(context, builder, signature, arguments):
+        row, element = arguments
+        if pointer.dtype is types.float32:
+            return builder.load(builder.gep(row, [element]))
+        if pointer.dtype is types.int16:  # the built-in that every device has, with or without float16 arithmetic
+            half = ir.HalfType().as_pointer(pointer.addrspace)
+            name = f"_Z10vload_halfmPU3AS{pointer.addrspace}KDh"
+            return _call(builder, name, _F32, [element, builder.bitcast(row, half)])
+        high_bits = builder.zext(builder.load(builder.gep(row, [element])), _I32)
+        return builder.bitcast(builder.shl(high_bits, ir.Constant(_I32, 16)), _F32)
+
+    return types.float32(pointer, types.int64), generate
+
+
+def _bits_of(typing_context, value):
+    """The bits of a float32 as a uint32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], _I32)
+
+    return types.uint32(types.float32), generate
+
+
 def _fma(typing_context, a, b, c):
     def generate(context, builder, signature, arguments):
         return _call(builder, "_Z15__spirv_ocl_fmafff", _F32, arguments)
@@ -113,7 +151,11 @@ num_groups = _device(_work_item_query("_Z14get_num_groupsj"))
 group_sum = _device(_group_collective("_Z17__spirv_GroupIAddjjj", _REDUCE))
 group_scan = _device(_group_collective("_Z17__spirv_GroupIAddjjj", _EXCLUSIVE_SCAN))
 group_min = _device(_group_collective("_Z17__spirv_GroupUMinjjj", _REDUCE))
+group_max = _device(_group_collective("_Z17__spirv_GroupUMaxjjj", _REDUCE))
 fma = _device(_fma)
 at = _device(_at)
+as_int32 = _device(_as_int32)
+load = _device(_load)
+bits_of = _device(_bits_of)
 atomic_increment = _device(_atomic_increment)
 group_barrier = _device(_group_barrier)

@@ -2,7 +2,10 @@
 
 Each work-group walks the drafts of its sequence to their first stop and adds up the weights of its slice of the row
 that the draw uses; the last one to finish turns the sums and a uniform into a token. Weights are integers in units of
-2**-44, so every sum here is exact and no order of addition, work-group size or number of slices changes a result.
+2**-44, so every sum here is exact and no order of addition, work-group size or number of slices changes a result. A
+greedy sequence is walked by one work-group, row by row.
+
+The kernel is compiled for each pair of element types of the draft's and the target's rows, which `load` widens.
 
 numba widens int32 arithmetic to int64 and any float literal to float64, which many Intel GPUs lack: constants and
 intermediate values are wrapped in their 32-bit type at each step.
@@ -12,7 +15,13 @@ import numba_dpex as dpex
 import numpy as np
 
 from specverify_dpex.constants import (
+    DETERMINISTIC_MASK,
+    DRAFT_PROBS,
+    GREEDY_MASK,
+    INT32_NUM_DRAFT,
+    INT32_TOKENS,
     MAX_VOCAB,
+    NUM_DRAFT,
     PHILOX_ACCEPT,
     PHILOX_ROW_KEYS,
     PHILOX_SAMPLE,
@@ -20,14 +29,18 @@ from specverify_dpex.constants import (
     STREAM_SAMPLE,
 )
 from specverify_dpex.intrinsics import (
+    as_int32,
     at,
     atomic_increment,
+    bits_of,
     fma,
     group_barrier,
     group_id,
+    group_max,
     group_min,
     group_scan,
     group_sum,
+    load,
     local_id,
     local_size,
     num_groups,
@@ -46,6 +59,10 @@ UNIFORM_TO_FIXED = np.float32(2.0**32)
 FIXED_TO_UNIFORM = np.float32(2.0**-24)
 LOW_WORD = np.uint64(0xFFFFFFFF)
 WORD_BITS = np.uint64(32)
+
+SIGN = np.uint32(0x80000000)
+INFINITY = np.uint32(0x7F800000)
+NOWHERE = np.uint32(0xFFFFFFFF)
 
 # Multipliers and key increments of Philox4x32 (Salmon et al. 2011, table 2 and section 3.3).
 PHILOX_M0 = np.uint64(0xD2511F53)
@@ -77,14 +94,30 @@ def _uniform(seed, position, row, offset, stream):
 
 
 @dpex.device_func
-def _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, stream):
+def _row_uniform(options, keys, keys_batch, seed, position, sequence, offset, stream):
     """The uniform of one position, by the key and row number that the contract gives the sequence."""
     key = seed
     row = sequence
-    if philox & PHILOX_ROW_KEYS:
+    if options & PHILOX_ROW_KEYS:
         key = keys[sequence * keys_batch]
         row = np.int64(0)
     return _uniform(key, position, row, offset, stream)
+
+
+@dpex.device_func
+def _integer(array, index, narrow):
+    """An element of an int64 array, or of an int32 one."""
+    if narrow:
+        return np.int64(as_int32(array)[index])
+    return array[index]
+
+
+@dpex.device_func
+def _proposals(num_draft, num_draft_batch, max_draft, options, sequence):
+    """How many positions of a sequence may have a proposal."""
+    if options & NUM_DRAFT:
+        return max(np.int64(0), min(max_draft, _integer(num_draft, sequence * num_draft_batch, options & INT32_NUM_DRAFT)))
+    return max_draft
 
 
 @dpex.device_func
@@ -121,16 +154,16 @@ def _combine(high, low):
 def _value(target_row, draft_row, residual, v):
     """What the weight of token v is made of: the residual or the target's probability."""
     if residual:
-        return np.float32(target_row[v] - draft_row[v])
-    return target_row[v]
+        return np.float32(load(target_row, v) - load(draft_row, v))
+    return load(target_row, v)
 
 
 @dpex.device_func
-def _weight(target_row, draft_row, residual, excluded, v):
-    """The weight of token v; `excluded` is the token that has none, or -1."""
+def _weight(target_row, draft_row, draft_end, excluded, v):
+    """The weight of token v: of the residual below `draft_end`; `excluded` is the token that has none, or -1."""
     if v == excluded:
         return np.uint64(0)
-    high, low = _limbs(_value(target_row, draft_row, residual, v))
+    high, low = _limbs(_value(target_row, draft_row, v < draft_end, v))
     return _combine(high, low)
 
 
@@ -200,16 +233,22 @@ def _join(low, middle, high):
 
 @dpex.device_func
 def _sum_tiles(
-    target_row, draft_row, residual, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, sums,
+    target_row, draft_row, draft_end, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, sums,
 ):  # fmt: skip
     """Add up the weights of each tile in [first_tile, last_tile), by the whole work-group, and write the sums."""
     for tile in range(first_tile, last_tile):
         first = tile * tile_length
         last = min(first + tile_length, vocab)
-        mass = _sum64(_tile_mass(target_row, draft_row, residual, first, last, lane, lanes))
+        middle = max(first, min(last, draft_end))
+        mass = np.uint64(0)
+        if middle > first:
+            mass += _tile_mass(target_row, draft_row, True, first, middle, lane, lanes)
+        if middle < last:
+            mass += _tile_mass(target_row, draft_row, False, middle, last, lane, lanes)
+        mass = _sum64(mass)
         if lane == 0:
             if excluded >= first and excluded < last:
-                high, low = _limbs(_value(target_row, draft_row, residual, excluded))
+                high, low = _limbs(load(target_row, excluded))
                 mass -= _combine(high, low)
             sums[tile] = mass
 
@@ -232,29 +271,31 @@ def _threshold(fixed, total):
 
 @dpex.device_func
 def _walk(
-    draft_tokens, draft_tokens_position, draft_probs, draft_probs_position, target_probs, target_probs_position,
-    uniform_accept, uniform_accept_position, philox, keys, keys_batch, seed, offset, has_draft, num_draft, vocab,
-    sequence, lane, lanes,
+    draft_tokens, first_token, draft_tokens_position, draft_probs, draft_probs_position, target_probs,
+    target_probs_position, uniform_accept, uniform_accept_position, keys, keys_batch, seed, offset, options,
+    uses_draft, proposals, draft_vocab, vocab, sequence, lane, lanes,
 ):  # fmt: skip
     """The first stop of a sequence: accepted * 2, plus 1 where the drafts ended without a rejection.
 
     Work-items look at neighbouring positions and the group takes the first stop: a serial walk with an exit would
     leave its result divergent to the compiler, and with it the loops that follow.
     """
-    first_stop = num_draft * 2 + 1
-    for step in range(num_draft):
+    first_stop = proposals * 2 + 1
+    for step in range(proposals):
         position = step * lanes + lane
-        if position >= num_draft:
+        if position >= proposals:
             break
-        token = draft_tokens[position * draft_tokens_position]
+        token = _integer(draft_tokens, first_token + position * draft_tokens_position, options & INT32_TOKENS)
         accepts = False
         if token >= 0 and token < vocab:
-            target = target_probs[position * target_probs_position + token]
+            target = load(target_probs, position * target_probs_position + token)
             draft = np.float32(1)
-            if has_draft:
-                draft = draft_probs[position * draft_probs_position + token]
-            if philox & PHILOX_ACCEPT:
-                uniform = _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT)
+            if uses_draft:
+                draft = np.float32(0)
+                if token < draft_vocab:
+                    draft = load(draft_probs, position * draft_probs_position + token)
+            if options & PHILOX_ACCEPT:
+                uniform = _row_uniform(options, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT)
             else:
                 uniform = uniform_accept[position * uniform_accept_position]
             accepts = _accepts(target, draft, uniform)
@@ -263,30 +304,80 @@ def _walk(
     return np.int64(group_min(np.uint32(first_stop)))
 
 
+@dpex.device_func
+def _order_key(value):
+    """A uint32 that orders float32 values as numbers, and NaN below all: no device's flush of subnormals plays in."""
+    bits = bits_of(value)
+    magnitude = np.uint32(bits & np.uint32(~SIGN))
+    if magnitude > INFINITY:
+        return np.uint32(0)
+    if bits == SIGN:  # -0
+        return SIGN
+    return np.uint32(~bits) if bits & SIGN else np.uint32(bits | SIGN)
+
+
+@dpex.device_func
+def _argmax(row, vocab, lane, lanes):
+    """The lowest index of the largest value of a row, by the whole work-group; -1 where all are NaN."""
+    largest = np.uint32(0)
+    index = NOWHERE
+    for v in range(lane, vocab, lanes):
+        key = _order_key(load(row, v))
+        if key > largest:
+            largest = key
+            index = np.uint32(v)
+    largest_of_all = group_max(largest)
+    first = group_min(index if largest == largest_of_all else NOWHERE)
+    return np.int64(-1) if first == NOWHERE else np.int64(first)
+
+
+@dpex.device_func
+def _walk_greedily(
+    draft_tokens, first_token, draft_tokens_position, target_probs, target_probs_position, options, proposals, vocab,
+    lane, lanes,
+):  # fmt: skip
+    """The stop of a greedy sequence and the target's choice there; rows after the stop are not read."""
+    position = np.int64(0)
+    choice = _argmax(target_probs, vocab, lane, lanes)
+    while position < proposals:
+        token = _integer(draft_tokens, first_token + position * draft_tokens_position, options & INT32_TOKENS)
+        if token < 0 or token != choice:
+            break
+        position += 1
+        choice = _argmax(at(target_probs, position * target_probs_position), vocab, lane, lanes)
+    return position, choice
+
+
 @dpex.kernel
 def verify_kernel(
-    draft_tokens,         # IN   (batch, num_draft) int64, two strides in elements, as all below
+    draft_tokens,         # IN   (batch, max_draft) int64 or, with INT32_TOKENS, int32; two strides in elements, as below
     draft_tokens_batch,
     draft_tokens_position,
-    draft_probs,          # IN   (batch, num_draft, vocab) float32, last axis contiguous; not read without has_draft
+    draft_probs,          # IN   (batch, max_draft, draft_vocab), last axis contiguous; read with DRAFT_PROBS only
     draft_probs_batch,
     draft_probs_position,
-    target_probs,         # IN   (batch, num_draft + 1, vocab) float32, last axis contiguous
+    target_probs,         # IN   (batch, max_draft + 1, vocab), last axis contiguous
     target_probs_batch,
     target_probs_position,
-    uniform_accept,       # IN   (batch, num_draft) float32; not read with PHILOX_ACCEPT
+    uniform_accept,       # IN   (batch, max_draft) float32; not read with PHILOX_ACCEPT
     uniform_accept_batch,
     uniform_accept_position,
-    uniform_sample,       # IN   (batch, num_draft + 1) float32; not read with PHILOX_SAMPLE
+    uniform_sample,       # IN   (batch, max_draft + 1) float32; not read with PHILOX_SAMPLE
     uniform_sample_batch,
     uniform_sample_position,
-    philox,               # IN   bits PHILOX_*
+    num_draft,            # IN   (batch,) int64 or, with INT32_NUM_DRAFT, int32; read with NUM_DRAFT only
+    num_draft_batch,
+    deterministic,        # IN   (batch,) uint8, 0 or 1: the draft put probability 1 on its token; DETERMINISTIC_MASK
+    deterministic_batch,
+    greedy,               # IN   (batch,) uint8, 0 or 1: the target's choice is its argmax; GREEDY_MASK
+    greedy_batch,
     keys,                 # IN   (batch,) uint64; read with PHILOX_ROW_KEYS only
     keys_batch,
     seed,                 # IN   uint64
     offset,               # IN   uint32
-    has_draft,            # IN   0: the draft put probability 1 on its token
-    num_draft,
+    options,              # IN   bits of constants.py: which arguments there are, and of what type
+    max_draft,
+    draft_vocab,          # IN   at most vocab: the draft's probability is 0 beyond
     vocab,
     tile_length,          # IN   tokens of a tile, a multiple of the work-group's size and at most 512 times it
     slice_tiles,          # IN   tiles of a work-group's slice; slices * slice_tiles >= tiles
@@ -302,35 +393,45 @@ def verify_kernel(
     slice_index = group_id(0)
     slices = num_groups(0)
     sequence = group_id(1)
-    draft_tokens = at(draft_tokens, sequence * draft_tokens_batch)
+    first_token = sequence * draft_tokens_batch  # an index, as the width of a token is known where it is read
     draft_probs = at(draft_probs, sequence * draft_probs_batch)
     target_probs = at(target_probs, sequence * target_probs_batch)
     tile_mass = at(tile_mass, sequence * tiles)
+    proposals = _proposals(num_draft, num_draft_batch, max_draft, options, sequence)
 
+    if (options & GREEDY_MASK) and greedy[sequence * greedy_batch]:
+        if slice_index == 0:
+            position, choice = _walk_greedily(
+                draft_tokens, first_token, draft_tokens_position, target_probs, target_probs_position, options,
+                proposals, vocab, lane, lanes,
+            )  # fmt: skip
+            if lane == 0:
+                accepted[sequence] = position
+                next_token[sequence] = choice
+        return
+
+    uses_draft = (options & DRAFT_PROBS) != 0
+    if (options & DETERMINISTIC_MASK) and deterministic[sequence * deterministic_batch]:
+        uses_draft = False
     stop = _walk(
-        draft_tokens, draft_tokens_position, draft_probs, draft_probs_position, target_probs, target_probs_position,
-        at(uniform_accept, sequence * uniform_accept_batch), uniform_accept_position, philox, keys, keys_batch, seed,
-        offset, has_draft, num_draft, vocab, sequence, lane, lanes,
+        draft_tokens, first_token, draft_tokens_position, draft_probs, draft_probs_position, target_probs,
+        target_probs_position, at(uniform_accept, sequence * uniform_accept_batch), uniform_accept_position, keys,
+        keys_batch, seed, offset, options, uses_draft, proposals, draft_vocab, vocab, sequence, lane, lanes,
     )  # fmt: skip
     position = stop >> 1
     rejected = (stop & 1) == 0
-    residual = rejected and has_draft != 0
+    draft_end = draft_vocab if rejected and uses_draft else np.int64(0)
     excluded = np.int64(-1)
-    if rejected and has_draft == 0:
-        excluded = draft_tokens[position * draft_tokens_position]
+    if rejected and not uses_draft:
+        excluded = _integer(draft_tokens, first_token + position * draft_tokens_position, options & INT32_TOKENS)
     target_row = at(target_probs, position * target_probs_position)
     draft_row = at(draft_probs, position * draft_probs_position)
 
     first_tile = min(slice_index * slice_tiles, tiles)
     last_tile = min(first_tile + slice_tiles, tiles)
-    if residual:
-        _sum_tiles(
-            target_row, draft_row, True, -1, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass,
-        )  # fmt: skip
-    else:
-        _sum_tiles(
-            target_row, draft_row, False, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass,
-        )  # fmt: skip
+    _sum_tiles(
+        target_row, draft_row, draft_end, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass,
+    )  # fmt: skip
 
     if slices > 1:
         arrived = np.uint32(0)
@@ -351,22 +452,22 @@ def verify_kernel(
     total = _sum64(mass)
 
     # A total of 2**64, all of MAX_VOCAB weights at their largest, has wrapped to zero: any weight tells it from zero.
-    wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
+    wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, draft_end, excluded, 0) != 0
     if total == 0 and rejected and not wrapped:
-        residual = False
+        draft_end = np.int64(0)
         excluded = np.int64(-1)
         _sum_tiles(
-            target_row, draft_row, False, -1, vocab, tile_length, 0, tiles, lane, lanes, tile_mass,
+            target_row, draft_row, 0, -1, vocab, tile_length, 0, tiles, lane, lanes, tile_mass,
         )  # fmt: skip
         group_barrier()
         mass = np.uint64(0)
         for tile in range(lane * share, min(lane * share + share, tiles)):
             mass += tile_mass[tile]
         total = _sum64(mass)
-        wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, residual, excluded, 0) != 0
+        wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, draft_end, excluded, 0) != 0
 
-    if philox & PHILOX_SAMPLE:
-        uniform = _row_uniform(philox, keys, keys_batch, seed, position, sequence, offset, STREAM_SAMPLE)
+    if options & PHILOX_SAMPLE:
+        uniform = _row_uniform(options, keys, keys_batch, seed, position, sequence, offset, STREAM_SAMPLE)
     else:
         uniform = uniform_sample[sequence * uniform_sample_batch + position * uniform_sample_position]
     fixed = _fixed_point(uniform)
@@ -399,11 +500,11 @@ def verify_kernel(
     last = min(first + share, vocab)
     mass = np.uint64(0)
     for v in range(first, last):
-        mass += _weight(target_row, draft_row, residual, excluded, v)
+        mass += _weight(target_row, draft_row, draft_end, excluded, v)
     lower = before + _scan64(mass)
     if lower <= threshold and threshold < lower + mass:
         for v in range(first, last):
-            lower += _weight(target_row, draft_row, residual, excluded, v)
+            lower += _weight(target_row, draft_row, draft_end, excluded, v)
             if threshold < lower:
                 next_token[sequence] = v
                 break
@@ -411,27 +512,27 @@ def verify_kernel(
 
 @dpex.kernel
 def uniforms_kernel(
-    philox,               # IN   bits PHILOX_*
+    options,              # IN   PHILOX_ROW_KEYS or 0
     keys,                 # IN   (batch,) uint64; read with PHILOX_ROW_KEYS only
     keys_batch,
     seed,                 # IN   uint64
     offset,               # IN   uint32
-    num_draft,
+    max_draft,
     uniform_accept,       # OUT  (batch, num_draft) float32, contiguous
     uniform_sample,       # OUT  (batch, num_draft + 1) float32, contiguous
 ):
-    """Work-group (sequence): the uniforms that the other kernels draw for themselves, written out."""
+    """Work-group (sequence): the uniforms that verification draws for itself, written out."""
     lane = local_id(0)
     lanes = local_size(0)
     sequence = group_id(0)
-    for step in range(num_draft + 1):
+    for step in range(max_draft + 1):
         position = step * lanes + lane
-        if position > num_draft:
+        if position > max_draft:
             break
-        uniform_sample[sequence * (num_draft + 1) + position] = _row_uniform(
-            philox, keys, keys_batch, seed, position, sequence, offset, STREAM_SAMPLE
+        uniform_sample[sequence * (max_draft + 1) + position] = _row_uniform(
+            options, keys, keys_batch, seed, position, sequence, offset, STREAM_SAMPLE
         )
-        if position < num_draft:
-            uniform_accept[sequence * num_draft + position] = _row_uniform(
-                philox, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT
+        if position < max_draft:
+            uniform_accept[sequence * max_draft + position] = _row_uniform(
+                options, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT
             )

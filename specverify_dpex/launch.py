@@ -333,8 +333,14 @@ in_flight = _InFlight()
 
 
 def run(
-    launch: Launch, queue: dpctl.SyclQueue, ordered: bool, memory: object, scratch: Scratch | None = None, *varying: int
-) -> None:
+    launch: Launch,
+    queue: dpctl.SyclQueue,
+    ordered: bool,
+    memory: object,
+    scratch: Scratch | None = None,
+    *varying: int,
+    after: Sequence[dpctl.SyclEvent] = (),
+) -> dpctl.SyclEvent | None:
     """Launch with the parts of a block of scratch and `varying`, in order with the queue's other work.
 
     Where dpctl has an order manager, the launch waits for the events in it and is added to it, so that dpctl.tensor
@@ -343,22 +349,31 @@ def run(
     Parameters
     ----------
     ordered : bool
-        Whether all that touches the arrays is ordered by dpctl's manager.
+        Whether the caller keeps the order of all that touches the arrays, by dpctl's manager or by events.
     memory : object
         What must stay alive until the work is done.
+    after : sequence of dpctl.SyclEvent
+        What to wait for on the device besides.
+
+    Returns
+    -------
+    dpctl.SyclEvent or None
+        The launch, None where the host has waited for it.
     """
     manager = SequentialOrderManager[queue] if SequentialOrderManager is not None else None
     block = scratch.take() if scratch is not None else None
     parts = block[1] if block is not None else ()
     try:
-        event = launch.submit(manager.submitted_events if manager is not None else (), *parts, *varying)
+        events = manager.submitted_events if manager is not None else ()
+        event = launch.submit([*events, *after] if after else events, *parts, *varying)
         if manager is None or not (ordered or queue.is_in_order):
             event.wait()
             if scratch is not None and block is not None:
                 scratch.give_back(block)
-        else:
-            in_flight.hold(event, memory, scratch, block)
-            manager.add_event_pair(event, event)
+            return None
+        in_flight.hold(event, memory, scratch, block)
+        manager.add_event_pair(event, event)
+        return event
     except BaseException:
         queue.wait()  # interrupted anywhere in between: what was launched may still use the memory
         raise

@@ -12,11 +12,35 @@ from typing import Any
 import dpctl
 
 from specverify_dpex import dlpack, launch, tuning
-from specverify_dpex.constants import MAX_DRAFT, MAX_VOCAB, PHILOX_ACCEPT, PHILOX_ROW_KEYS, PHILOX_SAMPLE
+from specverify_dpex.constants import (
+    DETERMINISTIC_MASK,
+    DRAFT_PROBS,
+    GREEDY_MASK,
+    INT32_NUM_DRAFT,
+    INT32_TOKENS,
+    MAX_DRAFT,
+    MAX_VOCAB,
+    NUM_DRAFT,
+    PHILOX_ACCEPT,
+    PHILOX_ROW_KEYS,
+    PHILOX_SAMPLE,
+)
 from specverify_dpex.dlpack import ABSENT, DTYPE_NAMES, Kind, View
 
-ARGUMENTS = ("draft_tokens", "target_probs", "draft_probs", "uniform_accept", "uniform_sample", "seed")
+ARGUMENTS = (
+    "draft_tokens",
+    "target_probs",
+    "draft_probs",
+    "uniform_accept",
+    "uniform_sample",
+    "seed",
+    "num_draft",
+    "deterministic_draft",
+    "greedy",
+)
 """The array arguments of verify, in the order in which they are checked."""
+OUTPUTS = ("out[0]", "out[1]")
+"""The arrays for its results, which follow them."""
 
 # What changes between calls with one plan, in the order in which `launch.run` is given it after the scratch.
 _VARYING = (
@@ -28,18 +52,24 @@ _VARYING = (
     "uniform_accept",
     "uniform_sample",
     "keys",
+    "num_draft",
+    "deterministic",
+    "greedy",
     "seed",
     "offset",
     "accepted",
     "next_token",
 )
 
+_INTEGERS = ("i8", "i4")
+_PROBABILITIES = {"f4": "f32", "f2": "f16", "bfloat16": "bf16"}  # and what modules call them
+
 _MOST_PLANS = 512
 _plans: dict[tuple[Any, ...], Plan] = {}
 
 
 def find_plan(kind: Kind, views: Sequence[View]) -> Plan:
-    """The plan for arrays of one kind, `views` being those of `ARGUMENTS`.
+    """The plan for arrays of one kind, `views` being those of `ARGUMENTS` and `OUTPUTS`.
 
     Raises
     ------
@@ -73,66 +103,63 @@ class Plan:
     """
 
     def __init__(self, kind: Kind, views: Sequence[View]):
-        tokens, target, draft, accept, sample, keys = views
-        check_array(kind, tokens, "draft_tokens", "(batch, num_draft)", (None, None), "i8")
-        batch, num_draft = tokens.shape
-        if num_draft > MAX_DRAFT:
-            raise ValueError(
-                f"`draft_tokens` must have fewer than 2**30 positions: got {num_draft}. Verify fewer at a time"
-            )
-        rows = (batch, num_draft + 1)
-        check_array(kind, target, "target_probs", "(batch, num_draft + 1, vocab)", (*rows, None), "f4")
-        vocab = target.shape[2]
-        if not 1 <= vocab <= MAX_VOCAB:
-            raise ValueError(
-                f"`target_probs` must have 1 to 2**20 tokens along its last axis: got {vocab}. "
-                "Cut the unused columns of a padded vocabulary off"
-            )
-        if draft is not ABSENT:
-            check_array(kind, draft, "draft_probs", "(batch, num_draft, vocab)", (batch, num_draft, vocab), "f4")
-        if accept is not ABSENT:
-            check_array(kind, accept, "uniform_accept", "(batch, num_draft)", (batch, num_draft), "f4")
-        if sample is not ABSENT:
-            check_array(kind, sample, "uniform_sample", "(batch, num_draft + 1)", rows, "f4")
-        if keys is not ABSENT:
-            check_array(kind, keys, "seed", "(batch,)", (batch,), "u8")
+        batch, max_draft, vocab = _check(kind, views)
         # The target's queue comes first: its array is the one that always has elements.
-        named = dict(zip(ARGUMENTS, views))
-        self.queue = common_queue({"target_probs": target, **named})
-        copied = tuple(needs_copy(kind, view, name.endswith("probs"), name) for name, view in named.items())
-        self.copied = copied if any(copied) else ()
+        named = dict(zip((*ARGUMENTS, *OUTPUTS), views))
+        self.queue = common_queue({"target_probs": named["target_probs"], **named})
+        arguments = {name: named[name] for name in ARGUMENTS}
+        copied = [needs_copy(kind, view, name.endswith("probs"), name) for name, view in arguments.items()]
+        self.copied = tuple(copied) if any(copied) else ()
         self.batch = batch
         self.results = kind.results(self.queue)
         self.launch: launch.Launch | None = None
         self.scratch = launch.Scratch(self.queue, ())
         if batch:
-            strides = [
-                dlpack.contiguous_strides(view.shape) if copy else view.strides for view, copy in zip(views, copied)
-            ]
-            self._bind(views, strides, num_draft, vocab)
+            strides = {
+                name: dlpack.contiguous_strides(view.shape) if copy else view.strides
+                for (name, view), copy in zip(arguments.items(), copied)
+            }
+            self._bind(arguments, strides, max_draft, vocab)
 
-    def _bind(self, views: Sequence[View], strides: Sequence[tuple[int, ...]], num_draft: int, vocab: int) -> None:
-        _, _, draft, accept, sample, keys = views
+    def _bind(
+        self, views: Mapping[str, View], strides: Mapping[str, tuple[int, ...]], max_draft: int, vocab: int
+    ) -> None:
+        target, draft = views["target_probs"], views["draft_probs"]
+        element = _PROBABILITIES[target.dtype]
+        entry_point = f"verify_{_PROBABILITIES.get(draft.dtype, element)}_{element}"
+        kernel = launch.kernel(self.queue, entry_point)
         cut = tuning.launch_shape(self.batch, vocab, self.queue.sycl_device)
-        kernel = launch.kernel(self.queue, "verify_f32")
         work_group = min(cut.work_group, tuning.MAX_WORK_GROUP, kernel.max_work_group)
         tile_length = work_group * min(cut.tile_steps, tuning.MAX_TILE_STEPS)
         tiles = -(-vocab // tile_length)
         slice_tiles = -(-tiles // cut.slices)
+
+        def given(name: str) -> bool:
+            return views[name] is not ABSENT
+
         arguments = {
-            "philox": (accept is ABSENT) * PHILOX_ACCEPT
-            | (sample is ABSENT) * PHILOX_SAMPLE
-            | (keys is not ABSENT) * PHILOX_ROW_KEYS,
-            "keys_batch": strides[5][0],
-            "has_draft": int(draft is not ABSENT),
-            "num_draft": num_draft,
+            "options": (not given("uniform_accept")) * PHILOX_ACCEPT
+            | (not given("uniform_sample")) * PHILOX_SAMPLE
+            | given("seed") * PHILOX_ROW_KEYS
+            | given("draft_probs") * DRAFT_PROBS
+            | given("deterministic_draft") * DETERMINISTIC_MASK
+            | given("greedy") * GREEDY_MASK
+            | given("num_draft") * NUM_DRAFT
+            | (views["num_draft"].dtype == "i4") * INT32_NUM_DRAFT
+            | (views["draft_tokens"].dtype == "i4") * INT32_TOKENS,
+            "keys_batch": strides["seed"][0],
+            "num_draft_batch": strides["num_draft"][0],
+            "deterministic_batch": strides["deterministic_draft"][0],
+            "greedy_batch": strides["greedy"][0],
+            "max_draft": max_draft,
+            "draft_vocab": draft.shape[2] if given("draft_probs") else 0,
             "vocab": vocab,
             "tile_length": tile_length,
             "slice_tiles": slice_tiles,
             "tiles": tiles,
         }
-        for name, stride in zip(ARGUMENTS[:5], strides):
-            arguments[f"{name}_batch"], arguments[f"{name}_position"] = stride[:2]
+        for name in ("draft_tokens", "target_probs", "draft_probs", "uniform_accept", "uniform_sample"):
+            arguments[f"{name}_batch"], arguments[f"{name}_position"] = strides[name][:2]
         groups = (self.batch, -(-tiles // slice_tiles))
         self._bound = (kernel, self.queue, arguments, groups, work_group)
         self.launch = launch.Launch(*self._bound, _VARYING)
@@ -145,14 +172,68 @@ class Plan:
         return launch.Launch(kernel, queue, arguments, groups, work_group, ("offset",))
 
 
-def check_array(kind: Kind, view: View, name: str, axes: str, shape: tuple[int | None, ...], dtype: str) -> None:
-    """Check an argument's dtype and every axis; None in `shape` is any extent."""
-    if view.dtype != dtype:
-        expected = DTYPE_NAMES[dtype]
-        raise TypeError(
-            f"`{name}` must have dtype {expected}: got {DTYPE_NAMES.get(view.dtype, view.dtype)}. "
-            f"Convert it, for example with {kind.conversion.format(name=name, dtype=expected)}"
+def _check(kind: Kind, views: Sequence[View]) -> tuple[int, int, int]:
+    """Check dtypes and shapes of verify's arguments: batch, num_draft and vocab."""
+    tokens, target, draft, accept, sample, keys, num_draft, deterministic, greedy, *outputs = views
+    check_array(kind, tokens, "draft_tokens", "(batch, num_draft)", (None, None), *_INTEGERS)
+    batch, max_draft = tokens.shape
+    if max_draft > MAX_DRAFT:
+        raise ValueError(f"`draft_tokens` must have fewer than 2**30 positions: got {max_draft}. Verify fewer at a time")
+    rows = (batch, max_draft + 1)
+    check_array(kind, target, "target_probs", "(batch, num_draft + 1, vocab)", (*rows, None), *_PROBABILITIES)
+    vocab = target.shape[2]
+    if vocab == 0:
+        raise ValueError("`target_probs` must have a token along its last axis: expected 1 to 2**20, got 0")
+    if vocab > MAX_VOCAB:
+        raise ValueError(
+            f"`target_probs` must have at most 2**20 tokens along its last axis: got {vocab}. "
+            "Cut the unused columns of a padded vocabulary off"
         )
+    if draft is not ABSENT:
+        axes = (batch, max_draft, None)
+        check_array(kind, draft, "draft_probs", "(batch, num_draft, draft_vocab)", axes, *_PROBABILITIES)
+        if draft.shape[2] > vocab:
+            raise ValueError(
+                f"`draft_probs` must not have more columns than `target_probs`: expected at most {vocab}, got "
+                f"{draft.shape[2]}. The target cannot emit what is beyond: pass draft_probs[:, :, :{vocab}]"
+            )
+    elif deterministic is not ABSENT:
+        raise ValueError(
+            "`deterministic_draft` must be None where `draft_probs` is: all drafts are deterministic then. Leave it out"
+        )
+    if accept is not ABSENT:
+        check_array(kind, accept, "uniform_accept", "(batch, num_draft)", (batch, max_draft), "f4")
+    if sample is not ABSENT:
+        check_array(kind, sample, "uniform_sample", "(batch, num_draft + 1)", rows, "f4")
+    one_each: tuple[tuple[View, str, tuple[str, ...]], ...] = (
+        (keys, "seed", ("u8",)),
+        (num_draft, "num_draft", _INTEGERS),
+        (deterministic, "deterministic_draft", ("b1",)),
+        (greedy, "greedy", ("b1",)),
+        *((view, name, ("i8",)) for view, name in zip(outputs, OUTPUTS)),
+    )
+    for view, name, dtypes in one_each:
+        if view is not ABSENT:
+            check_array(kind, view, name, "(batch,)", (batch,), *dtypes)
+    for view, name in zip(outputs, OUTPUTS):
+        if batch > 1 and view is not ABSENT and view.strides != (1,):
+            raise ValueError(
+                f"`{name}` must be contiguous: expected a stride of 1, got {view.strides[0]}. Pass an array of its own"
+            )
+    return batch, max_draft, vocab
+
+
+def check_array(kind: Kind, view: View, name: str, axes: str, shape: tuple[int | None, ...], *dtypes: str) -> None:
+    """Check that an argument's dtype is one of `dtypes`, and every axis; None in `shape` is any extent."""
+    if view.dtype not in dtypes:
+        *others, last = (DTYPE_NAMES.get(dtype, dtype) for dtype in dtypes)
+        expected = f"{', '.join(others)} or {last}" if others else last
+        if view.dtype == "u2" and "bfloat16" in dtypes:
+            remedy = "Where it holds the bits of bfloat16 values, pass dtype='bfloat16'"
+        else:
+            conversion = kind.conversion.format(name=name, dtype=DTYPE_NAMES[dtypes[0]])
+            remedy = f"Convert it, for example with {conversion}"
+        raise TypeError(f"`{name}` must have dtype {expected}: got {DTYPE_NAMES.get(view.dtype, view.dtype)}. {remedy}")
     if len(view.shape) != len(shape) or any(want not in (None, got) for want, got in zip(shape, view.shape)):
         wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
         raise ValueError(

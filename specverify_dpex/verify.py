@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import dpctl
 
 from specverify_dpex import dlpack, launch, philox
 from specverify_dpex.constants import PHILOX_ROW_KEYS
@@ -18,8 +21,13 @@ def verify(
     uniform_accept: Any | None = None,
     uniform_sample: Any | None = None,
     *,
+    num_draft: Any | None = None,
+    deterministic_draft: Any | None = None,
+    greedy: Any | None = None,
+    dtype: str | None = None,
     seed: Any | None = None,
     offset: int = 0,
+    depends_on: Sequence[dpctl.SyclEvent] | None = None,
 ) -> VerifyResult:
     """Keep the longest acceptable prefix of each draft and draw the token that follows it.
 
@@ -83,46 +91,81 @@ def verify(
     >>> verify(draft_tokens, draft_probs, target_probs, seed=7)
     VerifyResult(accepted=array([1]), next_token=array([1]))
     """
-    kind, plan, views, key = _look_at(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed)
+    kind, plan, views, key = _look_at(
+        draft_tokens,
+        target_probs,
+        draft_probs,
+        uniform_accept,
+        uniform_sample,
+        seed,
+        num_draft,
+        deterministic_draft,
+        greedy,
+        None,
+        dtype,
+    )
     offset = philox.check_offset(offset)
 
     # The checks end here: what follows copies and launches.
+    after = tuple(depends_on) if depends_on else ()
     if plan.copied:
+        dpctl.SyclEvent.wait_for(list(after))
         views = [kind.copy(view) if copied else view for view, copied in zip(views, plan.copied)]
     memory, start = plan.results.allocate(16 * plan.batch)
+    event = None
     if plan.launch is not None:
         accepted = memory._pointer + start
-        launch.run(
+        event = launch.run(
             plan.launch,
             plan.queue,
-            kind.ordered,
+            kind.ordered or depends_on is not None,
             (memory, views),
             plan.scratch,
-            *[view.pointer for view in views],
+            *[view.pointer for view in views[: len(ARGUMENTS)]],
             key,
             offset,
             accepted,
             accepted + 8 * plan.batch,
+            after=after,
         )
-    return _results(kind, plan, memory, start)
+    result = _results(kind, plan, memory, start)
+    result.event = event
+    return result
 
 
 def _look_at(
     draft_tokens: Any,
-    draft_probs: Any | None,
     target_probs: Any,
+    draft_probs: Any | None,
     uniform_accept: Any | None,
     uniform_sample: Any | None,
     seed: Any | None,
+    num_draft: Any | None = None,
+    deterministic_draft: Any | None = None,
+    greedy: Any | None = None,
+    out: tuple[Any | None, Any | None] | None = None,
+    dtype: str | None = None,
 ) -> tuple[Kind, Plan, list[View], int]:
-    """The arguments' kind, the plan for them, their views in the order of `ARGUMENTS`, and the key of all sequences."""
+    """The kind, plan and views of arguments in the order of `ARGUMENTS` and `OUTPUTS`, and the key of all sequences."""
     kind = dlpack.kind_of(draft_tokens, "draft_tokens")
     key, keys = _key(seed, needed=uniform_accept is None or uniform_sample is None)
-    optional = (draft_probs, uniform_accept, uniform_sample, keys)
+    optional = (draft_probs, uniform_accept, uniform_sample, keys, num_draft, deterministic_draft, greedy)
     views = [kind.view(draft_tokens, "draft_tokens"), _view(kind, target_probs, "target_probs")]
     for array, name in zip(optional, ARGUMENTS[2:]):
         views.append(ABSENT if array is None else _view(kind, array, name))
+    if dtype is not None:
+        _read_as(views, dtype)
     return kind, find_plan(kind, views), views, key
+
+
+def _read_as(views: list[View], dtype: str) -> None:
+    """Take uint16 probabilities for what their caller says that they are."""
+    if dtype != "bfloat16":
+        raise ValueError(f"`dtype` must say what uint16 probabilities hold: expected 'bfloat16' or None, got {dtype!r}")
+    for name in ("target_probs", "draft_probs"):
+        index = ARGUMENTS.index(name)
+        if views[index].dtype == "u2":
+            views[index] = views[index]._replace(dtype="bfloat16")
 
 
 def _results(kind: Kind, plan: Plan, memory: Any, start: int) -> VerifyResult:
@@ -202,7 +245,7 @@ def prepare(
     >>> [verify_step(offset).accepted.tolist() for offset in range(3)]
     [[1], [1], [1]]
     """
-    kind, plan, views, key = _look_at(draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed)
+    kind, plan, views, key = _look_at(draft_tokens, target_probs, draft_probs, uniform_accept, uniform_sample, seed)
     for name, copied in zip(ARGUMENTS, plan.copied):
         if copied:
             raise ValueError(
@@ -264,12 +307,12 @@ def device_uniforms(seed: Any, offset: int, batch: int, num_draft: int, like: An
     memory, start = kind.results(queue).allocate(4 * (2 * accept_count + batch))
     if batch:
         arguments = {
-            "philox": PHILOX_ROW_KEYS if keys is not ABSENT else 0,
+            "options": PHILOX_ROW_KEYS if keys is not ABSENT else 0,
             "keys": keys.pointer,
             "keys_batch": keys.strides[0],
             "seed": key,
             "offset": offset,
-            "num_draft": num_draft,
+            "max_draft": num_draft,
             "uniform_accept": memory._pointer + start,
             "uniform_sample": memory._pointer + start + 4 * accept_count,
         }

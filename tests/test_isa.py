@@ -37,7 +37,7 @@ L80:
 INFO = """---
 version:         '1.20'
 kernels:
-  - name:            verify_f32
+  - name:            verify_f32_f32
     execution_env:
       barrier_count:   1
       grf_count:       128
@@ -56,7 +56,7 @@ SCRATCH = """    per_thread_memory_buffers:
 """
 
 
-def describe(environment: str = "", memory: str = "", kernel: str = "verify_f32") -> isa.Code:
+def describe(environment: str = "", memory: str = "", kernel: str = "verify_f32_f32") -> isa.Code:
     info = INFO.format(environment=environment, memory=memory)
     return isa.describe({".ze_info": info.encode(), f".text.{kernel}": bytes(640)}, kernel, ASSEMBLY)
 
@@ -87,11 +87,11 @@ def test_describe_sees_spills_and_private_memory(environment, memory, spilled, p
 def test_complaints_name_what_is_wrong():
     code = describe()
     few, many = (code._replace(loops={1: count, 2: count}) for count in (1.0, isa.MOST_INSTRUCTIONS + 0.5))
-    assert not list(isa.complaints("verify_f32", few, "here"))
-    assert list(isa.complaints("verify_f32", many, "here")) == [
-        f"verify_f32 on here: {isa.MOST_INSTRUCTIONS}.5 instructions in the inner loop"
+    assert not list(isa.complaints("verify_f32_f32", few, "here"))
+    assert list(isa.complaints("verify_f32_f32", many, "here")) == [
+        f"verify_f32_f32 on here: {isa.MOST_INSTRUCTIONS}.5 instructions in the inner loop"
     ]
-    assert "not recognised" in next(isa.complaints("verify_f32", code, "here"))  # the loop of one row is not there
+    assert "not recognised" in next(isa.complaints("verify_f32_f32", code, "here"))  # the loop of one row is not there
     assert not list(isa.complaints("uniforms", many, "here"))
 
 

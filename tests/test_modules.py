@@ -28,7 +28,7 @@ FUNCTION, CROSS_WORKGROUP = 7, 5
 
 def test_the_manifest_lists_the_modules():
     assert [module.stem for module in MODULES] == sorted(ENTRY_POINTS)
-    assert {"verify_f32", "uniforms"} <= set(ENTRY_POINTS)
+    assert {"verify_f32_f32", "verify_bf16_f16", "uniforms"} <= set(ENTRY_POINTS)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)

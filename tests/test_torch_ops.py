@@ -141,7 +141,7 @@ def test_errors_name_the_argument(device):
     _, (tokens, draft, target, accept, sample) = tensors()
     with pytest.raises(ValueError, match=r"^`target_probs` must have shape \(batch, num_draft \+ 1, vocab\): "):
         torch_ops.verify(tokens, draft, target[:, 1:], accept, sample)
-    with pytest.raises(TypeError, match="^`target_probs` must have dtype float32: got float64. "):
+    with pytest.raises(TypeError, match="^`target_probs` must have dtype float32, float16 or bfloat16: got float64. "):
         torch_ops.verify(tokens, draft, target.double(), accept, sample)
 
 

@@ -26,7 +26,7 @@ import level_zero
 
 MODULE_FOLDER = debian.ROOT / "specverify_dpex" / "spirv"
 PAGE = debian.ROOT / "docs" / "isa.md"
-LOOP_MODULE = "verify_f32"  # where the time goes
+LOOP_MODULE = "verify_f32_f32"  # where the time goes
 LOOP_LANES = 16  # what instructions are counted for: a SIMD16 vector of tokens
 MOST_INSTRUCTIONS = 24  # for the two rows of a residual, on any family
 

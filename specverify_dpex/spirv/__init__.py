@@ -23,6 +23,7 @@ _CAPABILITIES = {
     4: "Addresses",
     5: "Linkage",
     6: "Kernel",
+    8: "Float16Buffer",
     11: "Int64",
     18: "Groups",
     22: "Int16",
