@@ -116,7 +116,8 @@ def _integer(array, index, narrow):
 def _proposals(num_draft, num_draft_batch, max_draft, options, sequence):
     """How many positions of a sequence may have a proposal."""
     if options & NUM_DRAFT:
-        return max(np.int64(0), min(max_draft, _integer(num_draft, sequence * num_draft_batch, options & INT32_NUM_DRAFT)))
+        given = _integer(num_draft, sequence * num_draft_batch, options & INT32_NUM_DRAFT)
+        return max(np.int64(0), min(max_draft, given))
     return max_draft
 
 
@@ -350,7 +351,7 @@ def _walk_greedily(
 
 @dpex.kernel
 def verify_kernel(
-    draft_tokens,         # IN   (batch, max_draft) int64 or, with INT32_TOKENS, int32; two strides in elements, as below
+    draft_tokens,         # IN   (batch, max_draft) int64, int32 with INT32_TOKENS; two strides in elements, as below
     draft_tokens_batch,
     draft_tokens_position,
     draft_probs,          # IN   (batch, max_draft, draft_vocab), last axis contiguous; read with DRAFT_PROBS only
@@ -365,7 +366,7 @@ def verify_kernel(
     uniform_sample,       # IN   (batch, max_draft + 1) float32; not read with PHILOX_SAMPLE
     uniform_sample_batch,
     uniform_sample_position,
-    num_draft,            # IN   (batch,) int64 or, with INT32_NUM_DRAFT, int32; read with NUM_DRAFT only
+    num_draft,            # IN   (batch,) int64, int32 with INT32_NUM_DRAFT; read with NUM_DRAFT only
     num_draft_batch,
     deterministic,        # IN   (batch,) uint8, 0 or 1: the draft put probability 1 on its token; DETERMINISTIC_MASK
     deterministic_batch,

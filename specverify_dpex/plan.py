@@ -178,7 +178,9 @@ def _check(kind: Kind, views: Sequence[View]) -> tuple[int, int, int]:
     check_array(kind, tokens, "draft_tokens", "(batch, num_draft)", (None, None), *_INTEGERS)
     batch, max_draft = tokens.shape
     if max_draft > MAX_DRAFT:
-        raise ValueError(f"`draft_tokens` must have fewer than 2**30 positions: got {max_draft}. Verify fewer at a time")
+        raise ValueError(
+            f"`draft_tokens` must have fewer than 2**30 positions: got {max_draft}. Verify fewer at a time"
+        )
     rows = (batch, max_draft + 1)
     check_array(kind, target, "target_probs", "(batch, num_draft + 1, vocab)", (*rows, None), *_PROBABILITIES)
     vocab = target.shape[2]

@@ -121,8 +121,8 @@ def test_verify_refuses_a_draft_of_more_tokens_than_the_target(no_launch):
     with pytest.raises(ValueError) as error:
         verify(**arguments)
     assert message(error) == (
-        "`draft_probs` must not have more columns than `target_probs`: expected at most 4, got 5. The target cannot emit "
-        "what is beyond: pass draft_probs[:, :, :4]"
+        "`draft_probs` must not have more columns than `target_probs`: expected at most 4, got 5. "
+        "The target cannot emit what is beyond: pass draft_probs[:, :, :4]"
     )
 
 
@@ -143,7 +143,8 @@ def test_verify_refuses_ranks(no_launch, name, change):
         (0, "have a token along its last axis: expected 1 to 2**20, got 0"),
         (
             2**20 + 1,
-            "have at most 2**20 tokens along its last axis: got 1048577. Cut the unused columns of a padded vocabulary off",
+            "have at most 2**20 tokens along its last axis: got 1048577. "
+            "Cut the unused columns of a padded vocabulary off",
         ),
     ],
 )
