@@ -339,8 +339,8 @@ def run(
     memory: object,
     scratch: Scratch | None = None,
     *varying: int,
-    after: Sequence[dpctl.SyclEvent] = (),
-) -> dpctl.SyclEvent | None:
+    events: Sequence[dpctl.SyclEvent] = (),
+) -> dpctl.SyclEvent:
     """Launch with the parts of a block of scratch and `varying`, in order with the queue's other work.
 
     Where dpctl has an order manager, the launch waits for the events in it and is added to it, so that dpctl.tensor
@@ -349,30 +349,31 @@ def run(
     Parameters
     ----------
     ordered : bool
-        Whether the caller keeps the order of all that touches the arrays, by dpctl's manager or by events.
+        Whether all that touches the arrays is ordered by dpctl's manager.
     memory : object
         What must stay alive until the work is done.
-    after : sequence of dpctl.SyclEvent
-        What to wait for on the device besides.
+    events : sequence of dpctl.SyclEvent
+        What the launch waits for besides.
 
     Returns
     -------
-    dpctl.SyclEvent or None
-        The launch, None where the host has waited for it.
+    dpctl.SyclEvent
+        Complete when the work is.
     """
     manager = SequentialOrderManager[queue] if SequentialOrderManager is not None else None
     block = scratch.take() if scratch is not None else None
     parts = block[1] if block is not None else ()
     try:
-        events = manager.submitted_events if manager is not None else ()
-        event = launch.submit([*events, *after] if after else events, *parts, *varying)
+        if manager is not None:
+            events = [*manager.submitted_events, *events] if events else manager.submitted_events
+        event = launch.submit(events, *parts, *varying)
         if manager is None or not (ordered or queue.is_in_order):
             event.wait()
             if scratch is not None and block is not None:
                 scratch.give_back(block)
-            return None
-        in_flight.hold(event, memory, scratch, block)
-        manager.add_event_pair(event, event)
+        else:
+            in_flight.hold(event, memory, scratch, block)
+            manager.add_event_pair(event, event)
         return event
     except BaseException:
         queue.wait()  # interrupted anywhere in between: what was launched may still use the memory

@@ -126,7 +126,7 @@ def verify(
             offset,
             accepted,
             accepted + 8 * plan.batch,
-            after=after,
+            events=after,
         )
     result = _results(kind, plan, memory, start)
     result.event = event
