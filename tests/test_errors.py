@@ -289,8 +289,8 @@ def test_a_refused_launch_raises_and_the_next_one_works(queue):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (((2,), "float8"), "`dtype` must name an element type: expected one of ['int32', 'int64', 'uint32', 'uint64', "
-                           "'float32', 'float64'], got 'float8'"),
+        (((2,), "float8"), "`dtype` must name an element type: expected one of ['bool', 'int32', 'int64', 'uint16', "
+                           "'uint32', 'uint64', 'float16', 'float32', 'float64'], got 'float8'"),
     ],
 )  # fmt: skip
 def test_usm_array_refuses_dtypes(device, arguments, text):
