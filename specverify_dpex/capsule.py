@@ -66,14 +66,24 @@ _DTYPES = {
 }
 """Element types as `dlpack.View` names them; others go by their numbers."""
 
-_pythonapi = ctypes.pythonapi
-_get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _pythonapi))
-_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _pythonapi))
-_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", _pythonapi)
-)
+# Without argument types, for calls with a py_object and bytes that live on: these two ctypes takes as they are.
+_get_name = ctypes.pythonapi["PyCapsule_GetName"]
+_get_name.restype = ctypes.c_char_p
+_set_name = ctypes.pythonapi["PyCapsule_SetName"]
+_get_pointer = ctypes.pythonapi["PyCapsule_GetPointer"]
+_get_pointer.restype = ctypes.c_void_p
 _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # keeps the GIL, which some producers' deleters count on
-_deleters: dict[int, Any] = {0: None}  # by address: a library has one or two
+
+
+class _Deleters(dict[int, Any]):
+    """Producers' deleters by address: a library has one or two."""
+
+    def __missing__(self, address: int) -> Any:
+        deleter = self[address] = _Deleter(address)
+        return deleter
+
+
+_deleters = _Deleters({0: None})
 
 
 class Tensor(NamedTuple):
@@ -98,8 +108,6 @@ class _Managed:
 
     def __init__(self, address: int, deleter: int):
         self._address = address
-        if deleter not in _deleters:
-            _deleters[deleter] = _Deleter(deleter)
         self._deleter = _deleters[deleter]
 
     def __del__(self) -> None:
@@ -115,18 +123,19 @@ def read(capsule: Any, argument: str) -> Tensor:
     BufferError
         If it is no such capsule, was consumed before, or is of a version with another layout.
     """
+    held = ctypes.py_object(capsule)
     try:
-        address = _get_pointer(capsule, _VERSIONED)
+        address = _get_pointer(held, _VERSIONED)
     except ValueError:
         address = _legacy_pointer(capsule, argument)
         tensor = _read_legacy(_LegacyBytes.from_address(address))
         data, device, number, axes, dtype, shape_at, strides_at, offset, _, deleter = tensor
-        _set_name(capsule, _USED_LEGACY)
+        _set_name(held, _USED_LEGACY)
         owner, flags = _Managed(address, deleter), 0
     else:
         tensor = _read_versioned(_VersionedBytes.from_address(address))
         major, minor, _, deleter, flags, data, device, number, axes, dtype, shape_at, strides_at, offset = tensor
-        _set_name(capsule, _USED_VERSIONED)  # from here on the tensor is ours to delete
+        _set_name(held, _USED_VERSIONED)  # from here on the tensor is ours to delete
         owner = _Managed(address, deleter)
         if major != VERSION[0]:
             raise BufferError(
@@ -134,7 +143,7 @@ def read(capsule: Any, argument: str) -> Tensor:
                 "Its library was asked for an older one"
             )
     if strides_at and strides_at == shape_at + 8 * axes:  # as most libraries lay them out: one read for both
-        extents = _extents(shape_at, 2 * axes)
+        extents = _read_extents[2 * axes](_Extents[2 * axes].from_address(shape_at))
         shape, strides = extents[:axes], extents[axes:]
     else:
         shape = _extents(shape_at, axes) if shape_at else ()
@@ -149,8 +158,9 @@ def _extents(address: int, count: int) -> tuple[int, ...]:
 
 def _legacy_pointer(capsule: Any, argument: str) -> int:
     """The address in a capsule that is not a versioned one."""
+    held = ctypes.py_object(capsule)
     try:
-        name = _get_name(capsule)
+        name = _get_name(held)
     except ValueError:
         raise BufferError(f"`{argument}` must give a DLPack capsule: got {type(capsule).__name__}") from None
     if name != _LEGACY:
@@ -158,7 +168,7 @@ def _legacy_pointer(capsule: Any, argument: str) -> int:
         raise BufferError(
             f"`{argument}` must give a new DLPack capsule for each use: got {problem}. Export the array again"
         ) from None
-    address: int = _get_pointer(capsule, _LEGACY)
+    address: int = _get_pointer(held, _LEGACY)
     return address
 
 
@@ -174,10 +184,11 @@ def export(array: Any, versioned: bool) -> Any:
 
 def rename_device(capsule: Any, device: tuple[int, int]) -> None:
     """Say that the memory of an unconsumed capsule is on another device than its exporter wrote."""
+    held = ctypes.py_object(capsule)
     try:
-        address = _get_pointer(capsule, _VERSIONED) + _DEVICE_AT[_VERSIONED]
+        address = _get_pointer(held, _VERSIONED) + _DEVICE_AT[_VERSIONED]
     except ValueError:
-        address = _get_pointer(capsule, _LEGACY) + _DEVICE_AT[_LEGACY]
+        address = _get_pointer(held, _LEGACY) + _DEVICE_AT[_LEGACY]
     ctypes.c_uint64.from_address(address).value = device[0] | device[1] << 32
 
 
