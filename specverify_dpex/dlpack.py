@@ -554,11 +554,12 @@ class _Exporter:
 
     def read(self, array: Any, argument: str) -> capsule.Tensor:
         """The array's memory; a library that does not know an option of the protocol is asked without it."""
+        options = self._options
         try:
             try:
-                exported = array.__dlpack__(**self._options[0])
+                exported = array.__dlpack__(**options[0])
             except TypeError:
-                exported = self._export_with_less(array)
+                exported = self._export_with_less(array, options)
         except (BufferError, ValueError, RuntimeError) as error:
             raise BufferError(f"`{argument}` must be exported by DLPack, but its library refuses: {error}") from error
         tensor = capsule.read(exported, argument)
@@ -568,12 +569,12 @@ class _Exporter:
             )
         return tensor
 
-    def _export_with_less(self, array: Any) -> Any:
+    def _export_with_less(self, array: Any, refused: list[dict[str, Any]]) -> Any:
         """Leave options out one set after the other, for the arrays to come as well once that has helped."""
-        *some, none = self._options
-        for left, options in enumerate(some[1:], 1):
+        *some, none = refused
+        for left in range(1, len(some)):
             try:
-                exported = array.__dlpack__(**options)
+                exported = array.__dlpack__(**some[left])
             except TypeError:
                 continue
             self._options = [*some[left:], none]
