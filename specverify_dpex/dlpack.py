@@ -12,8 +12,9 @@ import array as host_array
 import ctypes
 import functools
 import math
+import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import dpctl
@@ -38,7 +39,19 @@ DTYPE_NAMES = {
 """Names of the element types, by the type string of the array interface without its byte order."""
 
 # Of numpy's type characters, which are read faster than type strings.
-_CHARACTERS = {"f": "f4", "d": "f8", "e": "f2", "i": "i4", "l": "i8", "q": "i8", "I": "u4", "L": "u8", "Q": "u8"}
+_CHARACTERS = {
+    "?": "b1",
+    "i": "i4",
+    "l": "i8",
+    "q": "i8",
+    "H": "u2",
+    "I": "u4",
+    "L": "u8",
+    "Q": "u8",
+    "e": "f2",
+    "f": "f4",
+    "d": "f8",
+}
 
 _NATIVE_ORDERS = "|=" + ("<" if sys.byteorder == "little" else ">")
 
@@ -46,7 +59,8 @@ _default_queue: dpctl.SyclQueue | None = None
 _device_ids: dict[tuple[dpctl.SyclContext, dpctl.SyclDevice], int] = {}
 
 # As in launch.py: dpctl's own library, found through an extension module that links to it.
-_dpctl = ctypes.CDLL(dpctl._sycl_queue.__file__)
+# These calls are too short to give the GIL away for.
+_dpctl = ctypes.PyDLL(dpctl._sycl_queue.__file__)
 _usm_type = _dpctl.DPCTLUSM_GetPointerType
 _usm_type.restype = ctypes.c_int
 _usm_type.argtypes = [ctypes.c_void_p, ctypes.c_void_p]  # memory and context; 0 for memory that is not the context's
@@ -57,7 +71,9 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
     ("PyCapsule_New", ctypes.pythonapi)
 )
 
-_HOST_CODES = {"i4": "i", "i8": "q", "u4": "I", "u8": "Q", "f4": "f", "f8": "d"}  # of the array module
+# How the struct module writes them; the array module, which is faster, has all but "?" and "e".
+_FORMATS = {"b1": "?", "i4": "i", "i8": "q", "u2": "H", "u4": "I", "u8": "Q", "f2": "e", "f4": "f", "f8": "d"}
+_CODES = {DTYPE_NAMES[code]: code for code in _FORMATS}
 
 
 class View(NamedTuple):
@@ -74,6 +90,8 @@ class View(NamedTuple):
 ABSENT = View(0, (), (0, 0, 0), "", None, None)
 """The view of an optional argument that was not given."""
 
+_new = tuple.__new__  # makes a View in half the time of its own constructor, which is a function in Python
+
 
 class UsmArray:
     """A C-contiguous array in USM memory, for programs that use no array library.
@@ -85,7 +103,7 @@ class UsmArray:
     ----------
     shape : tuple of int
     dtype : str
-        "int32", "int64", "uint32", "uint64", "float32" or "float64".
+        "bool", "int32", "int64", "uint16", "uint32", "uint64", "float16", "float32" or "float64".
     sycl_queue : dpctl.SyclQueue, optional
         The queue whose device holds the memory; the default device's cached queue if not given.
     memory : dpctl.memory.MemoryUSMDevice, optional
@@ -96,7 +114,7 @@ class UsmArray:
     Raises
     ------
     ValueError
-        If `dtype` is none of these, or `memory` is too small.
+        If `dtype` is none of these, or `memory` is too small or of another context than `sycl_queue`.
 
     Examples
     --------
@@ -116,12 +134,9 @@ class UsmArray:
         memory: Any | None = None,
         byte_offset: int = 0,
     ):
-        typestr = {name: code for code, name in DTYPE_NAMES.items() if code in _HOST_CODES}.get(dtype)
+        typestr = _CODES.get(dtype)
         if typestr is None:
-            raise ValueError(
-                f"`dtype` must name an element type: expected one of "
-                f"{[DTYPE_NAMES[code] for code in _HOST_CODES]}, got {dtype!r}"
-            )
+            raise ValueError(f"`dtype` must name an element type: expected one of {list(_CODES)}, got {dtype!r}")
         self.shape = tuple(shape)
         if any(extent < 0 for extent in self.shape):
             raise ValueError(f"`shape` must not have negative extents: got {self.shape}")
@@ -139,6 +154,11 @@ class UsmArray:
             raise ValueError(
                 f"`memory` must hold the array: expected {byte_offset + nbytes} bytes, got {memory.nbytes}"
             )
+        elif sycl_queue is not None and memory.sycl_queue.sycl_context != sycl_queue.sycl_context:
+            raise ValueError(
+                "`memory` must be of the context of `sycl_queue`: expected memory that a queue of it allocated, got "
+                "another context's"
+            )
         self.memory = memory
         self.sycl_queue = sycl_queue or memory.sycl_queue
         self._device: tuple[int, int] | None = None
@@ -154,12 +174,28 @@ class UsmArray:
             level = level[0] if level else None
         flat = [values]
         for axis, extent in enumerate(shape):
-            if any(len(row) != extent for row in flat):
+            if any(not isinstance(row, (list, tuple)) or len(row) != extent for row in flat):
                 raise ValueError(f"`values` must have rows of equal length: expected {extent} along axis {axis}")
             flat = [item for row in flat for item in row]
+        if any(isinstance(item, (list, tuple)) for item in flat):
+            raise ValueError(f"`values` must have rows of equal length: expected no axis {len(shape)}")
         result = cls(shape, dtype, sycl_queue=sycl_queue)
-        result._fill(host_array.array(_HOST_CODES[result._typestr], flat).tobytes())
+        result._fill(_pack(_FORMATS[result._typestr], flat))
         return result
+
+    @classmethod
+    def _over(
+        cls, memory: Any, byte_offset: int, shape: tuple[int, ...], typestr: str, queue: dpctl.SyclQueue
+    ) -> UsmArray:
+        """An array over part of `memory` that is known to hold it: `__init__` without its checks."""
+        array = cls.__new__(cls)
+        array.memory = memory
+        array.shape = shape
+        array.sycl_queue = queue
+        array._typestr = typestr
+        array._byte_offset = byte_offset
+        array._device = array._exporter = None
+        return array
 
     @classmethod
     def from_buffer(
@@ -181,10 +217,8 @@ class UsmArray:
     def tolist(self) -> Any:
         """Wait for the queue and copy the elements to the host, as nested lists."""
         self.sycl_queue.wait()
-        flat = host_array.array(_HOST_CODES[self._typestr])
-        if 0 not in self.shape:
-            flat.frombytes(as_usm_memory(self).copy_to_host())
-        nested: list[Any] = flat.tolist()
+        content = b"" if 0 in self.shape else as_usm_memory(self).copy_to_host()
+        nested = _unpack(_FORMATS[self._typestr], content)
         for extent in reversed(self.shape[1:]):
             rows = len(nested) // extent if extent else math.prod(self.shape[:-1])
             nested = [nested[row * extent : (row + 1) * extent] for row in range(rows)]
@@ -284,6 +318,20 @@ class UsmArray:
         return f"UsmArray(shape={self.shape}, dtype={self.dtype!r}, device={self.sycl_queue.sycl_device.name!r})"
 
 
+def _pack(format_: str, values: Sequence[Any]) -> bytes:
+    if format_ in "?e":
+        return struct.pack(f"{len(values)}{format_}", *values)
+    return host_array.array(format_, values).tobytes()
+
+
+def _unpack(format_: str, content: Any) -> list[Any]:
+    if format_ in "?e":
+        return list(struct.unpack(f"{len(content) // struct.calcsize(format_)}{format_}", content))
+    values = host_array.array(format_)
+    values.frombytes(content)
+    return values.tolist()
+
+
 class Kind:
     """A kind of array; the base is any object with `__sycl_usm_array_interface__`."""
 
@@ -320,20 +368,22 @@ class Kind:
             interface = array.__sycl_usm_array_interface__
             if interface["version"] != 1:
                 raise ValueError(f"version must be 1, got {interface['version']}")
-            order, dtype = interface["typestr"][0], interface["typestr"][1:]
-            if order not in _NATIVE_ORDERS:
-                raise ValueError(f"typestr must be of the device's byte order, got {interface['typestr']!r}")
+            typestr = interface["typestr"]
+            dtype = typestr[1:]
+            if typestr[0] not in _NATIVE_ORDERS:
+                raise ValueError(f"typestr must be of the device's byte order, got {typestr!r}")
             shape = tuple(interface["shape"])
             strides = tuple(interface.get("strides") or contiguous_strides(shape))
-            if len(strides) != len(shape) or min(shape, default=0) < 0:
+            least = min(shape) if shape else 1
+            if len(strides) != len(shape) or least < 0:
                 raise ValueError(f"strides must fit the shape, got {strides} for {shape}")
-            if 0 in shape:  # nothing of it is read, and dpctl has no memory object of zero bytes
+            if least == 0:  # nothing of it is read, and dpctl has no memory object of zero bytes
                 return View(0, shape, strides, dtype, None, array)
             pointer = interface["data"][0] + interface.get("offset", 0) * int(dtype[1:])
             queue = interface["syclobj"]
             if type(queue) is dpctl.SyclQueue:  # a tenth of what as_usm_memory costs
                 if _usm_type(pointer, queue.sycl_context.addressof_ref()):
-                    return View(pointer, shape, strides, dtype, queue, array)
+                    return _new(View, (pointer, shape, strides, dtype, queue, array))
                 raise ValueError(f"{pointer:#x} is not USM memory of its queue's context")
             memory = as_usm_memory(array)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, ctypes.ArgumentError) as error:
@@ -352,21 +402,22 @@ class Kind:
 
     def wrap(self, memory: Any, first: int, shape: tuple[int, ...], dtype: str, queue: dpctl.SyclQueue) -> Any:
         """An array of this kind over results that begin `first` elements into `memory`; `dtype` as in a View."""
-        return UsmArray(shape, DTYPE_NAMES[dtype], sycl_queue=queue, memory=memory, byte_offset=first * int(dtype[1:]))
+        return UsmArray._over(memory, first * int(dtype[1:]), shape, dtype, queue)
 
 
 class _OwnKind(Kind):
     name = "specverify_dpex.UsmArray"
 
     def view(self, array, argument):
-        return View(
-            array.memory._pointer + array._byte_offset,
-            array.shape,
-            contiguous_strides(array.shape),
-            array._typestr,
-            array.sycl_queue,
-            array.memory,
-        )
+        memory, shape = array.memory, array.shape
+        pointer = memory._pointer + array._byte_offset
+        return _new(View, (pointer, shape, contiguous_strides(shape), array._typestr, array.sycl_queue, memory))
+
+
+def _tensor_view(array: Any) -> View:
+    dtype = array.dtype
+    code = _CHARACTERS.get(dtype.char) or dtype.str[1:]
+    return _new(View, (array._pointer, array.shape, array.strides, code, array.sycl_queue, array))
 
 
 class _TensorKind(Kind):
@@ -380,12 +431,10 @@ class _TensorKind(Kind):
         self.name = f"{module.__name__}.usm_ndarray"
 
     def view(self, array, argument):
-        dtype = array.dtype
-        code = _CHARACTERS.get(dtype.char) or dtype.str[1:]
-        return View(array._pointer, array.shape, array.strides, code, array.sycl_queue, array)
+        return _tensor_view(array)
 
     def copy(self, view):
-        return _TensorKind.view(self, self._module.copy(view.owner, order="C"), "copy")
+        return _tensor_view(self._module.copy(view.owner, order="C"))
 
     def wrap(self, memory, first, shape, dtype, queue):
         return self._module.usm_ndarray(shape, dtype=dtype, buffer=memory, offset=first)
@@ -400,10 +449,10 @@ class _DpnpKind(_TensorKind):
         self._wrap = module.ndarray._create_from_usm_ndarray
 
     def view(self, array, argument):
-        return super().view(array.get_array(), argument)
+        return _tensor_view(array.get_array())
 
     def wrap(self, memory, first, shape, dtype, queue):
-        return self._wrap(super().wrap(memory, first, shape, dtype, queue))
+        return self._wrap(self._module.usm_ndarray(shape, dtype=dtype, buffer=memory, offset=first))
 
 
 class _Staged:
@@ -457,7 +506,10 @@ class _NumpyKind(_HostKind):
     def view(self, array, argument):
         itemsize = array.itemsize or 1  # a dtype of no bytes is refused with the other dtypes
         strides = tuple(stride // itemsize for stride in array.strides)
-        return View(0, array.shape, strides, array.dtype.str[1:], default_queue(), array)
+        dtype = array.dtype.str[1:]
+        if dtype == "V2" and array.dtype.name == "bfloat16":  # of ml_dtypes; numpy has none
+            dtype = "bfloat16"
+        return View(0, array.shape, strides, dtype, default_queue(), array)
 
     def _bytes(self, view):
         return _contiguous_bytes(view.owner.astype(view.owner.dtype.newbyteorder("="), copy=False))
@@ -498,12 +550,16 @@ class _Exporter:
 
     def __init__(self, device: tuple[int, int], *options: dict[str, Any]):
         self._device = device
-        self._options = [*options, {"max_version": capsule.VERSION}, {}]
+        self._options: list[dict[str, Any]] = [*options, {"max_version": capsule.VERSION}, {}]
 
     def read(self, array: Any, argument: str) -> capsule.Tensor:
         """The array's memory; a library that does not know an option of the protocol is asked without it."""
+        options = self._options
         try:
-            exported = self._export(array)
+            try:
+                exported = array.__dlpack__(**options[0])
+            except TypeError:
+                exported = self._export_with_less(array, options)
         except (BufferError, ValueError, RuntimeError) as error:
             raise BufferError(f"`{argument}` must be exported by DLPack, but its library refuses: {error}") from error
         tensor = capsule.read(exported, argument)
@@ -513,13 +569,19 @@ class _Exporter:
             )
         return tensor
 
-    def _export(self, array: Any) -> Any:
-        while len(self._options) > 1:
+    def _export_with_less(self, array: Any, refused: list[dict[str, Any]]) -> Any:
+        """Leave options out one set after the other, for the arrays to come as well once that has helped."""
+        *some, none = refused
+        for left in range(1, len(some)):
             try:
-                return array.__dlpack__(**self._options[0])
+                exported = array.__dlpack__(**some[left])
             except TypeError:
-                self._options = self._options[1:]  # for the arrays to come as well
-        return array.__dlpack__()
+                continue
+            self._options = [*some[left:], none]
+            return exported
+        exported = array.__dlpack__()
+        self._options = [none]
+        return exported
 
 
 class _DlpackSyclKind(Kind):
@@ -535,16 +597,18 @@ class _DlpackSyclKind(Kind):
                 f"`{argument}` must be on a device of dpctl's: got DLPack's device {device}. "
                 "`specverify-dpex doctor` lists them"
             ) from error
-        self._context = self._queue.sycl_context
+        self._context = self._queue.sycl_context  # lives as long as its reference is used
+        self._context_reference = self._context.addressof_ref()
         # dpctl and dpnp make the queue wait for theirs; libraries that do not take it must be done by themselves.
         self._exporter = _Exporter(device, {"max_version": capsule.VERSION, "stream": self._queue})
 
     def view(self, array, argument):
-        pointer, _, shape, strides, dtype, owner = self._exporter.read(array, argument)
+        pointer, _, shape, strides, dtype, owner, _ = self._exporter.read(array, argument)
         if 0 in shape:
             return View(0, shape, strides, dtype, None, owner)
-        _check_reach(pointer, self._context, self._queue, argument)
-        return View(pointer, shape, strides, dtype, self._queue, owner)
+        if not _usm_type(pointer, self._context_reference):
+            raise _out_of_reach(pointer, self._queue, argument)
+        return _new(View, (pointer, shape, strides, dtype, self._queue, owner))
 
     def wrap(self, memory, first, shape, dtype, queue):
         array = super().wrap(memory, first, shape, dtype, queue)
@@ -560,7 +624,7 @@ class _DlpackHostKind(_HostKind):
         self._exporter = _Exporter(device)
 
     def view(self, array, argument):
-        pointer, _, shape, strides, dtype, owner = self._exporter.read(array, argument)
+        pointer, _, shape, strides, dtype, owner, _ = self._exporter.read(array, argument)
         return View(pointer, shape, strides, dtype, default_queue(), owner)
 
     def _bytes(self, view):
@@ -666,7 +730,8 @@ class _TorchXpuKind(Kind):
         if 0 in tensor.shape:
             return View(0, tensor.shape, tensor.strides, tensor.dtype, None, array)
         queue = self._current_queue()
-        _check_reach(tensor.pointer, queue.sycl_context, queue, argument)
+        if not _usm_type(tensor.pointer, queue.sycl_context.addressof_ref()):
+            raise _out_of_reach(tensor.pointer, queue, argument)
         return View(tensor.pointer, tensor.shape, tensor.strides, tensor.dtype, queue, array)
 
     def copy(self, view):
@@ -697,13 +762,12 @@ def _check_strided(tensor: Any, argument: str, torch: Any) -> None:
         )
 
 
-def _check_reach(pointer: int, context: dpctl.SyclContext, queue: dpctl.SyclQueue, argument: str) -> None:
-    """Raise where a queue's context does not know the memory: kernels that touch it could take the process down."""
-    if not _usm_type(pointer, context.addressof_ref()):
-        raise BufferError(
-            f"`{argument}` must be USM memory of the default context of {queue.sycl_device.name.strip()}: "
-            f"got {pointer:#x}, which is not. Allocate it on the library's default queue"
-        )
+def _out_of_reach(pointer: int, queue: dpctl.SyclQueue, argument: str) -> BufferError:
+    """Raised where a queue's context does not know the memory: kernels that touch it could take the process down."""
+    return BufferError(
+        f"`{argument}` must be USM memory of the default context of {queue.sycl_device.name.strip()}: "
+        f"got {pointer:#x}, which is not. Allocate it on the library's default queue"
+    )
 
 
 def _device_id(queue: dpctl.SyclQueue) -> int:

@@ -19,7 +19,6 @@ from typing import Any
 import dpctl
 import dpctl._sycl_queue
 import dpctl.program
-from dpctl import event_status_type
 from dpctl.memory import MemoryUSMDevice
 
 from specverify_dpex.spirv import MANIFEST, MODULE_FOLDER
@@ -53,6 +52,8 @@ _delete_event.argtypes = [ctypes.c_void_p]
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+_COMPLETE = dpctl.event_status_type.complete
 
 _kernel_arg_type = dpctl._sycl_queue.kernel_arg_type
 _ARGUMENT_CODES = {
@@ -205,18 +206,21 @@ class Launch:
             If the device refuses the launch.
         """
         waits = (ctypes.c_void_p * len(events))(*(event.addressof_ref() for event in events)) if events else None
-        with self._kernel.lock:
-            for (slots, index), value in zip(self._slots, varying):
-                slots[index] = value
-            reference = _submit(*self._references, *self._static, waits, len(events))
-        if not reference:
-            raise RuntimeError(
-                f"the device refused a launch of {self._groups} work-groups of {self._work_group}: the SYCL runtime's "
-                "reason is on the standard error stream. `specverify-dpex doctor` shows the device"
-            )
-        event = dpctl.SyclEvent(_new_capsule(reference, b"SyclEventRef", None))  # copies the reference
-        _delete_event(reference)
-        return event
+        reference = None
+        try:
+            with self._kernel.lock:
+                for (slots, index), value in zip(self._slots, varying):
+                    slots[index] = value
+                reference = _submit(*self._references, *self._static, waits, len(events))
+            if not reference:
+                raise RuntimeError(
+                    f"the device refused a launch of {self._groups} work-groups of {self._work_group}: the SYCL "
+                    "runtime's reason is on the standard error stream. `specverify-dpex doctor` shows the device"
+                )
+            return dpctl.SyclEvent(_new_capsule(reference, b"SyclEventRef", None))  # copies the reference
+        finally:
+            if reference:  # interrupted or not
+                _delete_event(reference)
 
 
 class Scratch:
@@ -310,10 +314,10 @@ class _InFlight:
                 self._thread.start()
 
     def release(self) -> None:
-        """Drop what is done, oldest first."""
+        """Drop what is done, oldest first, up to the first that is not: a done one behind it waits for a later look."""
         with self._releasing:
             # An entry goes only when it is done, so that an interrupt in between loses nothing that is in use.
-            while self._held and self._held[0][0].execution_status is event_status_type.complete:
+            while self._held and self._held[0][0].execution_status is _COMPLETE:
                 _, _, scratch, block = self._held.popleft()
                 if scratch is not None:
                     scratch.give_back(block)

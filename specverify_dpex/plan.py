@@ -78,7 +78,7 @@ def find_plan(kind: Kind, views: Sequence[View]) -> Plan:
     ValueError
         If a shape is wrong or the arrays are not on one queue.
     """
-    signature = (kind, *(view[1:5] for view in views))  # all of a view but its pointer and owner
+    signature = (kind, *[view[1:5] for view in views])  # all of a view but its pointer and owner
     plan = _plans.get(signature)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:

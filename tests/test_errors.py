@@ -332,6 +332,21 @@ def test_kernels_variable_refuses_other_values(monkeypatch):
         launch.from_source()
 
 
+def test_an_interrupted_launch_gives_its_event_back(queue, monkeypatch):
+    deleted = []
+    delete = launch._delete_event
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_new_capsule", interrupted)
+    monkeypatch.setattr(launch, "_delete_event", lambda reference: deleted.append(delete(reference)))
+    like = UsmArray((1,), "float32", sycl_queue=queue)
+    with pytest.raises(KeyboardInterrupt):
+        uniforms(1, 0, 2, 3, like=like)
+    assert len(deleted) == 1
+
+
 def test_a_refused_launch_raises_and_the_next_one_works(queue):
     refused = launch.Launch(launch.kernel(queue, "uniforms"), queue, {}, (1,), 10**9)
     with pytest.raises(RuntimeError, match="^the device refused a launch of"):
@@ -344,8 +359,8 @@ def test_a_refused_launch_raises_and_the_next_one_works(queue):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (((2,), "float8"), "`dtype` must name an element type: expected one of ['int32', 'int64', 'uint32', 'uint64', "
-                           "'float32', 'float64'], got 'float8'"),
+        (((2,), "float8"), "`dtype` must name an element type: expected one of ['bool', 'int32', 'int64', 'uint16', "
+                           "'uint32', 'uint64', 'float16', 'float32', 'float64'], got 'float8'"),
     ],
 )  # fmt: skip
 def test_usm_array_refuses_dtypes(device, arguments, text):
@@ -360,9 +375,31 @@ def test_usm_array_refuses_memory_that_is_too_small(queue):
         UsmArray((4,), "int64", memory=memory, byte_offset=8)
 
 
-def test_usm_array_refuses_ragged_lists(device):
-    with pytest.raises(ValueError, match="^`values` must have rows of equal length: expected 2 along axis 1$"):
-        UsmArray.from_list([[1, 2], [3]], "int64")
+def test_usm_array_refuses_memory_of_another_context(device):
+    try:
+        part = device.create_sub_devices(partition=[1, 1])[0]
+    except dpctl.SyclSubDeviceCreationError:
+        pytest.skip("the device has no parts")
+    other = dpctl.SyclQueue(dpctl.SyclContext(part), part)
+    memory = UsmArray((4,), "int64", sycl_queue=other).memory
+    assert UsmArray((4,), "int64", memory=memory).sycl_queue == other
+    with pytest.raises(ValueError) as error:
+        UsmArray((4,), "int64", sycl_queue=dpctl.SyclQueue(device), memory=memory)
+    assert message(error) == (
+        "`memory` must be of the context of `sycl_queue`: expected memory that a queue of it allocated, got another "
+        "context's"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "float16"])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([[1, 2], [3]], "2 along axis 1"), ([[1, 2], 3], "2 along axis 1"), ([1, [2, 3]], "no axis 1")],
+    ids=["short", "number", "list"],
+)
+def test_usm_array_refuses_ragged_lists(device, values, expected, dtype):
+    with pytest.raises(ValueError, match=f"^`values` must have rows of equal length: expected {expected}$"):
+        UsmArray.from_list(values, dtype)
 
 
 def test_usm_array_refuses_negative_extents(device):

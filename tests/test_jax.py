@@ -12,7 +12,7 @@ import generate
 import numpy as np
 import pytest
 
-from specverify_dpex import reference, uniforms, verify
+from specverify_dpex import dlpack, reference, uniforms, verify
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text())
 
@@ -89,3 +89,17 @@ def test_jax_and_numpy_do_not_mix(device, jax):
         TypeError, match="^`uniform_sample` must be of the same kind as `draft_tokens`: expected jaxlib"
     ):
         verify(*inputs)
+
+
+def test_numpys_bfloat16_is_copied_bytewise(device, jax):
+    import ml_dtypes  # jax has loaded it already
+
+    base = np.arange(24, dtype="f4").reshape(2, 3, 4).astype(ml_dtypes.bfloat16)
+    for array in (base, base[:, ::2], base.transpose(2, 0, 1), base[..., ::-1], base[:0], jax.numpy.asarray(base)):
+        kind = dlpack.kind_of(array, "array")
+        view = kind.view(array, "array")
+        assert (view.dtype, view.shape) == ("bfloat16", array.shape)
+        copied = kind.copy(view)
+        assert (copied.dtype, copied.strides) == ("bfloat16", dlpack.contiguous_strides(array.shape))
+        content = bytes(copied.owner.memory.copy_to_host())[: 2 * array.size]
+        assert content == np.ascontiguousarray(np.asarray(array)).tobytes()

@@ -63,6 +63,15 @@ def test_cpu_tensors_come_back_as_cpu_tensors(device, torch):
     assert_right(result, case, lambda tensor: tensor.numpy())
 
 
+def test_bfloat16_is_copied_bytewise(device, torch):
+    for array in (torch.arange(24.0).reshape(2, 3, 4).to(torch.bfloat16), torch.arange(6).to(torch.bfloat16)[::2]):
+        kind = dlpack.kind_of(array, "array")
+        copied = kind.copy(kind.view(array, "array"))
+        assert (copied.dtype, copied.shape) == ("bfloat16", tuple(array.shape))
+        content = bytes(copied.owner.memory.copy_to_host())[: 2 * array.numel()]
+        assert content == array.contiguous().view(torch.uint8).numpy().tobytes()
+
+
 def test_cpu_tensors_of_any_strides_are_read(device, torch):
     case = random_case()
     tokens, draft, target, accept, sample = map(torch.from_numpy, case.arrays)
