@@ -70,6 +70,11 @@ def _entry_points() -> list[EntryPoint]:
         "tile_mass": pointer(types.uint64),
         "accepted": pointer(types.int64),
         "next_token": pointer(types.int64),
+        "tokens": pointer(types.int32),
+        "lengths": pointer(types.int32),
+        "emitted": pointer(types.int64),
+        "before": pointer(types.int64),
+        "counters": pointer(types.int64),
     }
 
     def entry(name, kernel):
@@ -79,6 +84,8 @@ def _entry_points() -> list[EntryPoint]:
     return [
         entry("verify_f32", kernels.verify_kernel),
         entry("uniforms", kernels.uniforms_kernel),
+        entry("emitted", kernels.emitted_kernel),
+        entry("stats", kernels.stats_kernel),
     ]
 
 

@@ -435,3 +435,119 @@ def uniforms_kernel(
             uniform_accept[sequence * num_draft + position] = _row_uniform(
                 philox, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT
             )
+
+
+@dpex.device_func
+def _integer(array, words, index):
+    """Element `index` of an array of int64 or int32, which is seen as int32 words: 2 or 1 for each element."""
+    low = array[index * words]
+    if words == 1:
+        return np.int64(low)
+    return (np.int64(array[index * words + 1]) << 32) | np.int64(np.uint32(low))
+
+
+@dpex.kernel
+def emitted_kernel(
+    tokens,               # IN   (batch, num_draft) int64 or int32 as int32 words, two strides in elements
+    tokens_batch,
+    tokens_position,
+    tokens_words,         # IN   words of an element: 2 or 1
+    accepted,             # IN   (batch,) int64
+    accepted_batch,
+    next_token,           # IN   (batch,) int64
+    next_token_batch,
+    num_draft,
+    emitted,              # OUT  (batch, num_draft + 1) int64, contiguous
+):
+    """Work-group (sequence): the accepted prefix, the token that follows it, then -1."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    sequence = group_id(0)
+    prefix = min(max(accepted[sequence * accepted_batch], 0), num_draft)
+    for step in range(num_draft + 1):
+        position = step * lanes + lane
+        if position > num_draft:
+            break
+        token = np.int64(-1)
+        if position < prefix:
+            token = _integer(tokens, tokens_words, sequence * tokens_batch + position * tokens_position)
+        elif position == prefix:
+            token = next_token[sequence * next_token_batch]
+        emitted[sequence * (num_draft + 1) + position] = token
+
+
+@dpex.device_func
+def _draft_limit(lengths, lengths_batch, lengths_words, num_draft, sequence):
+    """The positions of a sequence that may hold proposals; `lengths_words` is 0 where `lengths` was not given."""
+    if lengths_words == 0:
+        return num_draft
+    return min(max(_integer(lengths, lengths_words, sequence * lengths_batch), 0), num_draft)
+
+
+@dpex.kernel
+def stats_kernel(
+    tokens,               # IN   (batch, num_draft) int64 or int32 as int32 words, two strides in elements
+    tokens_batch,
+    tokens_position,
+    tokens_words,         # IN   words of an element: 2 or 1
+    lengths,              # IN   (batch,) int64 or int32 as int32 words: the argument num_draft of verify
+    lengths_batch,
+    lengths_words,        # IN   2 or 1; 0: not given
+    batch,
+    num_draft,
+    accepted,             # IN   (batch,) int64, contiguous
+    next_token,           # IN   (batch,) int64, contiguous
+    before,               # IN   counters of `before_positions` to start from; not read with -1
+    before_positions,
+    counters,             # I/O  (2 + 2 * positions,) int64: sequences, tokens, proposed and accepted at each position
+    positions,            # IN   at least num_draft, and num_draft where `counters` is not `before`
+    fresh,                # IN   1: `counters` is not `before`, and not initialised
+):
+    """One work-group, each work-item with a sequence at a time: add to the counters, without 64-bit atomics."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    if fresh:
+        for step in range(positions):
+            position = step * lanes + lane
+            if position >= positions:
+                break
+            proposed_before = np.int64(0)
+            accepted_before = np.int64(0)
+            if position < before_positions:
+                proposed_before = before[2 + position]
+                accepted_before = before[2 + before_positions + position]
+            counters[2 + position] = proposed_before
+            counters[2 + positions + position] = accepted_before
+        if lane == 0:
+            sequences_before = np.int64(0)
+            emitted_before = np.int64(0)
+            if before_positions >= 0:
+                sequences_before = before[0]
+                emitted_before = before[1]
+            counters[0] = sequences_before
+            counters[1] = emitted_before
+        group_barrier()
+
+    emitted = np.uint64(0)
+    for first in range(0, batch, lanes):
+        sequence = first + lane
+        proposals = np.int64(0)
+        prefix = np.int64(0)
+        if sequence < batch:
+            for position in range(_draft_limit(lengths, lengths_batch, lengths_words, num_draft, sequence)):
+                if _integer(tokens, tokens_words, sequence * tokens_batch + position * tokens_position) < 0:
+                    break
+                proposals += 1
+            prefix = min(max(accepted[sequence], 0), num_draft)
+            emitted += np.uint64(prefix + (1 if next_token[sequence] >= 0 else 0))
+        for position in range(num_draft):
+            # Both counts in one sum: a work-group has at most 1,024 work-items.
+            here = np.uint32((1 if position < proposals else 0) + (0x10000 if position < prefix else 0))
+            both = np.int64(group_sum(here))
+            if lane == 0:
+                counters[2 + position] += both & 0xFFFF
+                counters[2 + positions + position] += both >> 16
+    emitted = _sum64(emitted)
+    if lane == 0:
+        counters[0] += batch
+        counters[1] += np.int64(emitted)

@@ -333,8 +333,14 @@ in_flight = _InFlight()
 
 
 def run(
-    launch: Launch, queue: dpctl.SyclQueue, ordered: bool, memory: object, scratch: Scratch | None = None, *varying: int
-) -> None:
+    launch: Launch,
+    queue: dpctl.SyclQueue,
+    ordered: bool,
+    memory: object,
+    scratch: Scratch | None = None,
+    *varying: int,
+    events: Sequence[dpctl.SyclEvent] = (),
+) -> dpctl.SyclEvent:
     """Launch with the parts of a block of scratch and `varying`, in order with the queue's other work.
 
     Where dpctl has an order manager, the launch waits for the events in it and is added to it, so that dpctl.tensor
@@ -346,12 +352,21 @@ def run(
         Whether all that touches the arrays is ordered by dpctl's manager.
     memory : object
         What must stay alive until the work is done.
+    events : sequence of dpctl.SyclEvent
+        What the launch waits for besides.
+
+    Returns
+    -------
+    dpctl.SyclEvent
+        Complete when the work is.
     """
     manager = SequentialOrderManager[queue] if SequentialOrderManager is not None else None
     block = scratch.take() if scratch is not None else None
     parts = block[1] if block is not None else ()
     try:
-        event = launch.submit(manager.submitted_events if manager is not None else (), *parts, *varying)
+        if manager is not None:
+            events = [*manager.submitted_events, *events] if events else manager.submitted_events
+        event = launch.submit(events, *parts, *varying)
         if manager is None or not (ordered or queue.is_in_order):
             event.wait()
             if scratch is not None and block is not None:
@@ -359,6 +374,7 @@ def run(
         else:
             in_flight.hold(event, memory, scratch, block)
             manager.add_event_pair(event, event)
+        return event
     except BaseException:
         queue.wait()  # interrupted anywhere in between: what was launched may still use the memory
         raise
