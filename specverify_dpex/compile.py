@@ -75,6 +75,11 @@ def _entry_points() -> list[EntryPoint]:
         "emitted": pointer(types.int64),
         "before": pointer(types.int64),
         "counters": pointer(types.int64),
+        "rows": pointer(types.float32),
+        "greedy": pointer(types.uint8),
+        "deterministic": pointer(types.uint8),
+        "report": pointer(types.int64),
+        "values": pointer(types.float32),
     }
 
     def entry(name, kernel):
@@ -86,6 +91,8 @@ def _entry_points() -> list[EntryPoint]:
         entry("uniforms", kernels.uniforms_kernel),
         entry("emitted", kernels.emitted_kernel),
         entry("stats", kernels.stats_kernel),
+        entry("check_proposals", kernels.check_proposals_kernel),
+        entry("check_rows_f32", kernels.check_rows_kernel),
     ]
 
 

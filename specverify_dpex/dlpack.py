@@ -347,6 +347,10 @@ class Kind:
         """The view of a C-contiguous copy on the device; only where `on_host` or `copies` says so."""
         raise NotImplementedError
 
+    def address(self, view: View) -> int:
+        """Where element (0, 0, …) lies, on the host or a device."""
+        return view.pointer
+
     def read_only(self, array: Any, argument: str) -> bool:
         """Whether an array must not be written to."""
         return bool(array.__sycl_usm_array_interface__["data"][1])
@@ -485,6 +489,9 @@ class _NumpyKind(_HostKind):
         itemsize = array.itemsize or 1  # a dtype of no bytes is refused with the other dtypes
         strides = tuple(stride // itemsize for stride in array.strides)
         return View(0, array.shape, strides, array.dtype.str[1:], default_queue(), array)
+
+    def address(self, view):
+        return view.owner.__array_interface__["data"][0]
 
     def read_only(self, array, argument):
         return not array.flags.writeable
@@ -657,6 +664,9 @@ class _TorchHostKind(_HostKind):
             array = array.resolve_neg()
         dtype = self._dtypes.get(array.dtype) or str(array.dtype)
         return View(0, tuple(array.shape), array.stride(), dtype, default_queue(), array)
+
+    def address(self, view):
+        return view.owner.data_ptr()
 
     def read_only(self, array, argument):
         return False

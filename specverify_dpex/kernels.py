@@ -551,3 +551,194 @@ def stats_kernel(
     if lane == 0:
         counters[0] += batch
         counters[1] += np.int64(emitted)
+
+
+# A sum of weights that is one.
+ONE = np.uint64(2**44)
+WEIGHT_UNIT = np.float32(2.0**-44)
+
+
+@dpex.device_func
+def _load(row, v):
+    return row[v]
+
+
+@dpex.device_func
+def _masked(mask, mask_batch, has_mask, sequence):
+    """Whether a mask of sequences that may not have been given holds for one."""
+    if has_mask == 0:
+        return False
+    return mask[sequence * mask_batch] != 0
+
+
+@dpex.device_func
+def _proposals(tokens, tokens_position, tokens_words, limit, lane, lanes):
+    """How many positions of a sequence hold proposals, by the whole work-group: those before a negative token."""
+    end = np.int64(limit)
+    for step in range(limit):
+        position = step * lanes + lane
+        if position >= limit:
+            break
+        if _integer(tokens, tokens_words, position * tokens_position) < 0:
+            end = min(end, position)
+            break
+    return np.int64(group_min(np.uint32(end)))
+
+
+@dpex.device_func
+def _is_uniform(value):
+    return value >= np.float32(0) and value < np.float32(1)
+
+
+@dpex.kernel
+def check_proposals_kernel(
+    tokens,               # IN   (batch, num_draft) int64 or int32 as int32 words, two strides in elements
+    tokens_batch,
+    tokens_position,
+    tokens_words,         # IN   words of an element: 2 or 1
+    lengths,              # IN   (batch,) int64 or int32 as int32 words: the argument num_draft of verify
+    lengths_batch,
+    lengths_words,        # IN   2 or 1; 0: not given
+    greedy,               # IN   (batch,) uint8, 0 or 1
+    greedy_batch,
+    has_greedy,           # IN   0: not given
+    uniform_accept,       # IN   (batch, num_draft) float32
+    uniform_accept_batch,
+    uniform_accept_position,
+    has_accept,           # IN   0: not given
+    uniform_sample,       # IN   (batch, num_draft + 1) float32
+    uniform_sample_batch,
+    uniform_sample_position,
+    has_sample,           # IN   0: not given
+    batch,
+    num_draft,
+    vocab,
+    report,               # OUT  (6, batch) int64: the first bad token's position, or -1, and that token; 0 where the
+                          #      length is bad, or -1, and the length; positions of bad uniforms of both kinds, or -1
+    values,               # OUT  (2, batch) float32: the bad uniforms
+):
+    """Work-group (sequence): find its first bad token, length and uniforms."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    sequence = group_id(0)
+    tokens = at(tokens, sequence * tokens_batch * tokens_words)
+    uniform_accept = at(uniform_accept, sequence * uniform_accept_batch)
+    uniform_sample = at(uniform_sample, sequence * uniform_sample_batch)
+    limit = _draft_limit(lengths, lengths_batch, lengths_words, num_draft, sequence)
+    proposals = _proposals(tokens, tokens_position, tokens_words, limit, lane, lanes)
+    is_greedy = _masked(greedy, greedy_batch, has_greedy, sequence)
+
+    none = num_draft + 1
+    bad_token = none
+    bad_accept = none
+    bad_sample = none
+    for step in range(proposals + 1):
+        position = step * lanes + lane
+        if position > proposals:
+            break
+        if position < proposals:
+            if _integer(tokens, tokens_words, position * tokens_position) >= vocab:
+                bad_token = min(bad_token, position)
+            if has_accept and not is_greedy and not _is_uniform(uniform_accept[position * uniform_accept_position]):
+                bad_accept = min(bad_accept, position)
+        if has_sample and not is_greedy and not _is_uniform(uniform_sample[position * uniform_sample_position]):
+            bad_sample = min(bad_sample, position)
+    bad_token = np.int64(group_min(np.uint32(bad_token)))
+    bad_accept = np.int64(group_min(np.uint32(bad_accept)))
+    bad_sample = np.int64(group_min(np.uint32(bad_sample)))
+
+    if lane == 0:
+        report[sequence] = np.int64(-1)
+        if bad_token < none:
+            report[sequence] = bad_token
+            report[batch + sequence] = _integer(tokens, tokens_words, bad_token * tokens_position)
+        report[2 * batch + sequence] = np.int64(-1)
+        if lengths_words != 0:
+            length = _integer(lengths, lengths_words, sequence * lengths_batch)
+            if length < 0 or length > num_draft:
+                report[2 * batch + sequence] = np.int64(0)
+                report[3 * batch + sequence] = length
+        report[4 * batch + sequence] = np.int64(-1)
+        if bad_accept < none:
+            report[4 * batch + sequence] = bad_accept
+            values[sequence] = uniform_accept[bad_accept * uniform_accept_position]
+        report[5 * batch + sequence] = np.int64(-1)
+        if bad_sample < none:
+            report[5 * batch + sequence] = bad_sample
+            values[batch + sequence] = uniform_sample[bad_sample * uniform_sample_position]
+
+
+@dpex.kernel
+def check_rows_kernel(
+    rows,                 # IN   (batch, num_draft + bonus, columns), last axis contiguous, strides in elements
+    rows_batch,
+    rows_position,
+    columns,
+    bonus,                # IN   1: the target's rows, with one behind the proposals; 0: the draft's
+    tolerance,            # IN   of a sum, in units of 2**-44
+    tokens,               # IN   (batch, num_draft) int64 or int32 as int32 words, two strides in elements
+    tokens_batch,
+    tokens_position,
+    tokens_words,         # IN   words of an element: 2 or 1
+    lengths,              # IN   (batch,) int64 or int32 as int32 words: the argument num_draft of verify
+    lengths_batch,
+    lengths_words,        # IN   2 or 1; 0: not given
+    greedy,               # IN   (batch,) uint8, 0 or 1: sequences of which the target must not be NaN, and nothing else
+    greedy_batch,
+    has_greedy,           # IN   0: not given
+    deterministic,        # IN   (batch,) uint8, 0 or 1: sequences of which the draft is not read
+    deterministic_batch,
+    has_deterministic,    # IN   0: not given
+    num_draft,
+    report,               # OUT  (batch, num_draft + bonus, 2) int64: the first bad value's token, -1 for a bad sum, -2
+                          #      for none; the row's sum in units of 2**-44, modulo 2**64
+    values,               # OUT  (batch, num_draft + bonus) float32: that value; the first of the row for a bad sum
+):
+    """Work-groups (position, sequence): find the first bad value of a row, and add the row up."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    position = group_id(0)
+    positions = num_groups(0)
+    sequence = group_id(1)
+    entry = sequence * positions + position
+    limit = _draft_limit(lengths, lengths_batch, lengths_words, num_draft, sequence)
+    proposals = _proposals(
+        at(tokens, sequence * tokens_batch * tokens_words), tokens_position, tokens_words, limit, lane, lanes,
+    )  # fmt: skip
+    is_greedy = _masked(greedy, greedy_batch, has_greedy, sequence)
+    skipped = bonus == 0 and (is_greedy or _masked(deterministic, deterministic_batch, has_deterministic, sequence))
+    if skipped or position >= proposals + bonus:
+        if lane == 0:
+            report[2 * entry] = np.int64(-2)
+        return
+
+    row = at(rows, sequence * rows_batch + position * rows_position)
+    largest = np.float32(np.float32(1) + np.float32(np.float32(tolerance) * WEIGHT_UNIT))
+    bad = np.int64(columns)
+    total = np.uint64(0)
+    for step in range(columns):
+        v = step * lanes + lane
+        if v >= columns:
+            break
+        value = _load(row, v)
+        if is_greedy:
+            if value != value:
+                bad = min(bad, v)
+        else:
+            if not (value >= np.float32(0) and value <= largest):
+                bad = min(bad, v)
+            high, low = _limbs(value)
+            total += _combine(high, low)
+    bad = np.int64(group_min(np.uint32(bad)))
+    total = _sum64(total)
+    if lane == 0:
+        margin = np.uint64(tolerance)
+        found = np.int64(-2)
+        if bad < columns:
+            found = bad
+            values[entry] = _load(row, bad)
+        elif not is_greedy and (total < np.uint64(ONE - margin) or total > np.uint64(ONE + margin)):
+            found = np.int64(-1)
+            values[entry] = _load(row, 0)
+        report[2 * entry] = found
+        report[2 * entry + 1] = np.int64(total)

@@ -2,6 +2,7 @@
 
     python protected_memory.py FIRST_SEED COUNT        verify
     python protected_memory.py steps FIRST_SEED COUNT  emitted_tokens and AcceptanceStats, on any values
+    python protected_memory.py check FIRST_SEED COUNT  check_values, on any values
 
 Run by test_memory.py in a process of its own. Only the OpenCL CPU device reads host pages like these.
 """
@@ -19,6 +20,7 @@ import numpy as np
 from specverify_dpex import (
     AcceptanceStats,
     UsmArray,
+    check,
     dlpack,
     emitted_tokens,
     launch,
@@ -109,6 +111,44 @@ def steps(first_seed: int, count: int) -> None:
     print(f"{count} steps touched nothing outside their arrays")
 
 
+def check_wild_values(first_seed: int, count: int) -> None:
+    import test_check
+
+    queue = dlpack.default_queue()
+    kind = dlpack.kind_of(UsmArray((1,), "int64"), "array")
+
+    def view(array: np.ndarray, at_end: bool) -> dlpack.View:
+        memory = ProtectedMemory(array.nbytes, queue, at_end)
+        memory.copy_from_host(array.tobytes())
+        strides = dlpack.contiguous_strides(array.shape)
+        return dlpack.View(memory._pointer, array.shape, strides, array.dtype.str[1:], queue, memory)
+
+    for seed in range(first_seed, first_seed + count):
+        at_end = bool(seed % 2)
+        launch.MemoryUSMDevice = lambda nbytes, queue, at_end=at_end: ProtectedMemory(nbytes, queue, at_end)
+        rng = np.random.default_rng(seed)
+        cut = tuning.LaunchShape(int(rng.choice(CUTS[0])), 1, 1)
+        tuning.launch_shape = lambda *_, cut=cut: cut
+        check._plans.clear()
+        arguments = {name: array for name, array in test_check.random_faults(seed).items() if array is not None}
+        for name in ("draft_tokens", "num_draft"):
+            array = arguments.get(name)
+            if array is not None and seed % 3:
+                wild = rng.random(array.shape) < 0.2
+                array[wild] = rng.choice([np.iinfo(array.dtype).min, np.iinfo(array.dtype).max], wild.sum())
+        views = {name: view(array, at_end) for name, array in arguments.items()}
+        complaint = ""
+        try:
+            check.check_values(kind, queue, views, views)
+        except ValueError as error:
+            complaint = str(error)
+        for name in ("draft_probs", "uniform_accept", "uniform_sample"):
+            arguments.setdefault(name, None)
+        expected = next(test_check.problems(arguments), "")
+        assert complaint.startswith(expected) and bool(complaint) == bool(expected), (seed, complaint, expected)
+    print(f"{count} checks touched nothing outside their arrays")
+
+
 def touch() -> None:
     """Step one byte outside, to show that it kills the process."""
     memory = ProtectedMemory(8, None)
@@ -120,5 +160,7 @@ if __name__ == "__main__":
         touch()
     elif sys.argv[1] == "steps":
         steps(*map(int, sys.argv[2:]))
+    elif sys.argv[1] == "check":
+        check_wild_values(*map(int, sys.argv[2:]))
     else:
         main(*map(int, sys.argv[1:]))
