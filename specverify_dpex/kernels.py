@@ -556,6 +556,8 @@ def stats_kernel(
 # A sum of weights that is one.
 ONE = np.uint64(2**44)
 WEIGHT_UNIT = np.float32(2.0**-44)
+# Elements of a chunk for each work-item: its 32-bit counters of limbs hold 1,023.
+CHECKED_STEPS = 512
 
 
 @dpex.device_func
@@ -668,6 +670,43 @@ def check_proposals_kernel(
             values[batch + sequence] = uniform_sample[bad_sample * uniform_sample_position]
 
 
+@dpex.device_func
+def _is_bad(value, largest, is_greedy):
+    if is_greedy:
+        return value != value
+    return not (value >= np.float32(0) and value <= largest)
+
+
+@dpex.device_func
+def _check_chunk(chunk, length, largest, is_greedy, lane, lanes):
+    """This work-item's share of a chunk: the first bad value, or `length`, and the sum of weights.
+
+    All work-items take the same steps but the last, and the counters have 32 bits, so that a CPU's compiler makes
+    vectors of them.
+    """
+    stride = np.int32(lanes)
+    whole = np.int32(length - np.int32(np.uint32(length) % np.uint32(stride)))
+    own = at(chunk, lane)
+    bad = length
+    high_sum = np.uint32(0)
+    low_sum = np.uint32(0)
+    v = np.int32(0)
+    while v < whole:
+        value = _load(own, v)
+        high, low = _limbs(value)
+        high_sum = np.uint32(high_sum + high)
+        low_sum = np.uint32(low_sum + low)
+        bad = min(bad, np.int32(v + np.int32(lane)) if _is_bad(value, largest, is_greedy) else length)
+        v = np.int32(v + stride)
+    if whole + lane < length:
+        value = _load(own, whole)
+        high, low = _limbs(value)
+        high_sum = np.uint32(high_sum + high)
+        low_sum = np.uint32(low_sum + low)
+        bad = min(bad, np.int32(whole + np.int32(lane)) if _is_bad(value, largest, is_greedy) else length)
+    return bad, _combine(high_sum, low_sum)
+
+
 @dpex.kernel
 def check_rows_kernel(
     rows,                 # IN   (batch, num_draft + bonus, columns), last axis contiguous, strides in elements
@@ -714,21 +753,14 @@ def check_rows_kernel(
 
     row = at(rows, sequence * rows_batch + position * rows_position)
     largest = np.float32(np.float32(1) + np.float32(np.float32(tolerance) * WEIGHT_UNIT))
-    bad = np.int64(columns)
+    bad = np.int32(columns)
     total = np.uint64(0)
-    for step in range(columns):
-        v = step * lanes + lane
-        if v >= columns:
-            break
-        value = _load(row, v)
-        if is_greedy:
-            if value != value:
-                bad = min(bad, v)
-        else:
-            if not (value >= np.float32(0) and value <= largest):
-                bad = min(bad, v)
-            high, low = _limbs(value)
-            total += _combine(high, low)
+    for first in range(0, columns, CHECKED_STEPS * lanes):
+        length = np.int32(min(columns - first, CHECKED_STEPS * lanes))
+        chunk_bad, chunk_total = _check_chunk(at(row, first), length, largest, is_greedy, lane, lanes)
+        if chunk_bad < length:
+            bad = min(bad, np.int32(np.int32(first) + chunk_bad))
+        total += chunk_total
     bad = np.int64(group_min(np.uint32(bad)))
     total = _sum64(total)
     if lane == 0:
