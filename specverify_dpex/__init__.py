@@ -4,7 +4,7 @@ from specverify_dpex import runtime
 
 runtime.prepare()  # before dpctl loads: it makes the SYCL runtime and its devices findable
 
-__all__ = ["UsmArray", "VerifyResult", "prepare", "uniforms", "verify"]
+__all__ = ["AcceptanceStats", "Counts", "UsmArray", "VerifyResult", "emitted_tokens", "prepare", "uniforms", "verify"]
 __version__ = "0.1.0"
 
 try:
@@ -19,6 +19,8 @@ except ImportError as error:
 
 else:
     from specverify_dpex.dlpack import UsmArray
+    from specverify_dpex.emitted import emitted_tokens
     from specverify_dpex.philox import uniforms
     from specverify_dpex.result import VerifyResult
+    from specverify_dpex.stats import AcceptanceStats, Counts
     from specverify_dpex.verify import prepare, verify

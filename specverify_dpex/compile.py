@@ -71,6 +71,11 @@ def _entry_points() -> list[EntryPoint]:
         "tile_mass": pointer(types.uint64),
         "accepted": pointer(types.int64),
         "next_token": pointer(types.int64),
+        "emitted": pointer(types.int64),
+        "before": pointer(types.int64),
+        "counters": pointer(types.int64),
+        "report": pointer(types.int64),
+        "values": pointer(types.float32),
     }
     # What `intrinsics.load` takes for each element type of probabilities.
     rows = {"f32": pointer(types.float32), "f16": pointer(types.int16), "bf16": pointer(types.uint16)}
@@ -87,6 +92,10 @@ def _entry_points() -> list[EntryPoint]:
             for target in rows
         ),
         entry("uniforms", kernels.uniforms_kernel),
+        entry("emitted", kernels.emitted_kernel),
+        entry("stats", kernels.stats_kernel),
+        entry("check_proposals", kernels.check_proposals_kernel),
+        *(entry(f"check_rows_{name}", kernels.check_rows_kernel, rows=row) for name, row in rows.items()),
     ]
 
 

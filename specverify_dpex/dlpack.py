@@ -345,6 +345,8 @@ class Kind:
     """Whether its arrays lie where no kernel can read them."""
     copies = False
     """Whether its library can make a contiguous copy."""
+    plain = False
+    """Whether it is what results are of where the library of an array cannot make any."""
 
     def of(self, array: Any, argument: str) -> Kind:
         """The kind of one array, where arrays of a class are of several kinds.
@@ -396,6 +398,18 @@ class Kind:
         """The view of a C-contiguous copy on the device; only where `on_host` or `copies` says so."""
         raise NotImplementedError
 
+    def address(self, view: View) -> int:
+        """Where element (0, 0, …) lies, on the host or a device."""
+        return view.pointer
+
+    def read_only(self, array: Any, argument: str) -> bool:
+        """Whether an array must not be written to."""
+        return bool(array.__sycl_usm_array_interface__["data"][1])
+
+    def write(self, view: View, memory: Any, first: int) -> None:
+        """Wait, and copy results that begin `first` elements into `memory` to a contiguous array; only `on_host`."""
+        raise NotImplementedError
+
     def results(self, queue: dpctl.SyclQueue) -> Any:
         """Where results go: what has an `allocate` like `launch.Arena`, with memory that `wrap` takes."""
         return launch.Arena(queue)
@@ -407,11 +421,15 @@ class Kind:
 
 class _OwnKind(Kind):
     name = "specverify_dpex.UsmArray"
+    plain = True
 
     def view(self, array, argument):
         memory, shape = array.memory, array.shape
         pointer = memory._pointer + array._byte_offset
         return _new(View, (pointer, shape, contiguous_strides(shape), array._typestr, array.sycl_queue, memory))
+
+    def read_only(self, array, argument):
+        return False
 
 
 def _tensor_view(array: Any) -> View:
@@ -436,6 +454,9 @@ class _TensorKind(Kind):
     def copy(self, view):
         return _tensor_view(self._module.copy(view.owner, order="C"))
 
+    def read_only(self, array, argument):
+        return not array.flags.writable
+
     def wrap(self, memory, first, shape, dtype, queue):
         return self._module.usm_ndarray(shape, dtype=dtype, buffer=memory, offset=first)
 
@@ -450,6 +471,9 @@ class _DpnpKind(_TensorKind):
 
     def view(self, array, argument):
         return _tensor_view(array.get_array())
+
+    def read_only(self, array, argument):
+        return super().read_only(array.get_array(), argument)
 
     def wrap(self, memory, first, shape, dtype, queue):
         return self._wrap(self._module.usm_ndarray(shape, dtype=dtype, buffer=memory, offset=first))
@@ -495,6 +519,13 @@ class _HostKind(Kind):
         pointer = staged.memory._pointer
         return View(pointer, view.shape, contiguous_strides(view.shape), view.dtype, view.queue, staged)
 
+    def write(self, view, memory, first):
+        self._as_numpy(view)[...] = _result_on_host(memory, first, view.shape, view.dtype, view.queue)
+
+    def _as_numpy(self, view: View) -> Any:
+        """The array that the view is of, as a numpy array over the same memory."""
+        raise NotImplementedError
+
     def _bytes(self, view: View) -> Any:
         """The elements in C order and the host's byte order, as a buffer of bytes."""
         raise NotImplementedError
@@ -502,6 +533,7 @@ class _HostKind(Kind):
 
 class _NumpyKind(_HostKind):
     name = "numpy.ndarray"
+    plain = True
 
     def view(self, array, argument):
         itemsize = array.itemsize or 1  # a dtype of no bytes is refused with the other dtypes
@@ -510,6 +542,15 @@ class _NumpyKind(_HostKind):
         if dtype == "V2" and array.dtype.name == "bfloat16":  # of ml_dtypes; numpy has none
             dtype = "bfloat16"
         return View(0, array.shape, strides, dtype, default_queue(), array)
+
+    def address(self, view):
+        return view.owner.__array_interface__["data"][0]
+
+    def read_only(self, array, argument):
+        return not array.flags.writeable
+
+    def _as_numpy(self, view):
+        return view.owner
 
     def _bytes(self, view):
         return _contiguous_bytes(view.owner.astype(view.owner.dtype.newbyteorder("="), copy=False))
@@ -569,6 +610,10 @@ class _Exporter:
             )
         return tensor
 
+    def read_only(self, array: Any, argument: str) -> bool:
+        """Whether the array's library says that it must not be written to."""
+        return self.read(array, argument).read_only
+
     def _export_with_less(self, array: Any, refused: list[dict[str, Any]]) -> Any:
         """Leave options out one set after the other, for the arrays to come as well once that has helped."""
         *some, none = refused
@@ -610,6 +655,9 @@ class _DlpackSyclKind(Kind):
             raise _out_of_reach(pointer, self._queue, argument)
         return _new(View, (pointer, shape, strides, dtype, self._queue, owner))
 
+    def read_only(self, array, argument):
+        return self._exporter.read_only(array, argument)
+
     def wrap(self, memory, first, shape, dtype, queue):
         array = super().wrap(memory, first, shape, dtype, queue)
         return array if self._library is None else self._library.from_dlpack(array)
@@ -626,6 +674,12 @@ class _DlpackHostKind(_HostKind):
     def view(self, array, argument):
         pointer, _, shape, strides, dtype, owner, _ = self._exporter.read(array, argument)
         return View(pointer, shape, strides, dtype, default_queue(), owner)
+
+    def read_only(self, array, argument):
+        return self._exporter.read_only(array, argument)
+
+    def _as_numpy(self, view):
+        return capsule.as_numpy(view.pointer, view.shape, view.strides, view.dtype, view.owner)
 
     def _bytes(self, view):
         typestr = f"u{_itemsize(view.dtype)}"
@@ -675,6 +729,15 @@ class _TorchHostKind(_HostKind):
             array = array.resolve_neg()
         dtype = self._dtypes.get(array.dtype) or str(array.dtype)
         return View(0, tuple(array.shape), array.stride(), dtype, default_queue(), array)
+
+    def address(self, view):
+        return view.owner.data_ptr()
+
+    def read_only(self, array, argument):
+        return False
+
+    def _as_numpy(self, view):
+        return view.owner.detach().numpy()
 
     def _bytes(self, view):
         return view.owner.detach().contiguous().view(-1).view(self._torch.uint8).numpy()
@@ -736,6 +799,9 @@ class _TorchXpuKind(Kind):
 
     def copy(self, view):
         return self.view(view.owner.contiguous(), "copy")
+
+    def read_only(self, array, argument):
+        return False
 
     def results(self, queue):
         return self

@@ -113,12 +113,25 @@ def _integer(array, index, narrow):
 
 
 @dpex.device_func
-def _proposals(num_draft, num_draft_batch, max_draft, options, sequence):
+def _token(draft_tokens, index, options):
+    return _integer(draft_tokens, index, options & INT32_TOKENS)
+
+
+@dpex.device_func
+def _draft_limit(num_draft, num_draft_batch, max_draft, options, sequence):
     """How many positions of a sequence may have a proposal."""
     if options & NUM_DRAFT:
         given = _integer(num_draft, sequence * num_draft_batch, options & INT32_NUM_DRAFT)
         return max(np.int64(0), min(max_draft, given))
     return max_draft
+
+
+@dpex.device_func
+def _masked(options, given, mask, mask_batch, sequence):
+    """Whether a mask of sequences holds for one; `given` is the bit of `options` that says whether there is a mask."""
+    if options & given:
+        return mask[sequence * mask_batch] != 0
+    return False
 
 
 @dpex.device_func
@@ -274,19 +287,19 @@ def _threshold(fixed, total):
 def _walk(
     draft_tokens, first_token, draft_tokens_position, draft_probs, draft_probs_position, target_probs,
     target_probs_position, uniform_accept, uniform_accept_position, keys, keys_batch, seed, offset, options,
-    uses_draft, proposals, draft_vocab, vocab, sequence, lane, lanes,
+    uses_draft, limit, draft_vocab, vocab, sequence, lane, lanes,
 ):  # fmt: skip
     """The first stop of a sequence: accepted * 2, plus 1 where the drafts ended without a rejection.
 
     Work-items look at neighbouring positions and the group takes the first stop: a serial walk with an exit would
     leave its result divergent to the compiler, and with it the loops that follow.
     """
-    first_stop = proposals * 2 + 1
-    for step in range(proposals):
+    first_stop = limit * 2 + 1
+    for step in range(limit):
         position = step * lanes + lane
-        if position >= proposals:
+        if position >= limit:
             break
-        token = _integer(draft_tokens, first_token + position * draft_tokens_position, options & INT32_TOKENS)
+        token = _token(draft_tokens, first_token + position * draft_tokens_position, options)
         accepts = False
         if token >= 0 and token < vocab:
             target = load(target_probs, position * target_probs_position + token)
@@ -334,14 +347,14 @@ def _argmax(row, vocab, lane, lanes):
 
 @dpex.device_func
 def _walk_greedily(
-    draft_tokens, first_token, draft_tokens_position, target_probs, target_probs_position, options, proposals, vocab,
+    draft_tokens, first_token, draft_tokens_position, target_probs, target_probs_position, options, limit, vocab,
     lane, lanes,
 ):  # fmt: skip
     """The stop of a greedy sequence and the target's choice there; rows after the stop are not read."""
     position = np.int64(0)
     choice = _argmax(target_probs, vocab, lane, lanes)
-    while position < proposals:
-        token = _integer(draft_tokens, first_token + position * draft_tokens_position, options & INT32_TOKENS)
+    while position < limit:
+        token = _token(draft_tokens, first_token + position * draft_tokens_position, options)
         if token < 0 or token != choice:
             break
         position += 1
@@ -398,13 +411,13 @@ def verify_kernel(
     draft_probs = at(draft_probs, sequence * draft_probs_batch)
     target_probs = at(target_probs, sequence * target_probs_batch)
     tile_mass = at(tile_mass, sequence * tiles)
-    proposals = _proposals(num_draft, num_draft_batch, max_draft, options, sequence)
+    limit = _draft_limit(num_draft, num_draft_batch, max_draft, options, sequence)
 
-    if (options & GREEDY_MASK) and greedy[sequence * greedy_batch]:
+    if _masked(options, GREEDY_MASK, greedy, greedy_batch, sequence):
         if slice_index == 0:
             position, choice = _walk_greedily(
                 draft_tokens, first_token, draft_tokens_position, target_probs, target_probs_position, options,
-                proposals, vocab, lane, lanes,
+                limit, vocab, lane, lanes,
             )  # fmt: skip
             if lane == 0:
                 accepted[sequence] = position
@@ -412,19 +425,19 @@ def verify_kernel(
         return
 
     uses_draft = (options & DRAFT_PROBS) != 0
-    if (options & DETERMINISTIC_MASK) and deterministic[sequence * deterministic_batch]:
+    if _masked(options, DETERMINISTIC_MASK, deterministic, deterministic_batch, sequence):
         uses_draft = False
     stop = _walk(
         draft_tokens, first_token, draft_tokens_position, draft_probs, draft_probs_position, target_probs,
         target_probs_position, at(uniform_accept, sequence * uniform_accept_batch), uniform_accept_position, keys,
-        keys_batch, seed, offset, options, uses_draft, proposals, draft_vocab, vocab, sequence, lane, lanes,
+        keys_batch, seed, offset, options, uses_draft, limit, draft_vocab, vocab, sequence, lane, lanes,
     )  # fmt: skip
     position = stop >> 1
     rejected = (stop & 1) == 0
     draft_end = draft_vocab if rejected and uses_draft else np.int64(0)
     excluded = np.int64(-1)
     if rejected and not uses_draft:
-        excluded = _integer(draft_tokens, first_token + position * draft_tokens_position, options & INT32_TOKENS)
+        excluded = _token(draft_tokens, first_token + position * draft_tokens_position, options)
     target_row = at(target_probs, position * target_probs_position)
     draft_row = at(draft_probs, position * draft_probs_position)
 
@@ -537,3 +550,308 @@ def uniforms_kernel(
             uniform_accept[sequence * max_draft + position] = _row_uniform(
                 options, keys, keys_batch, seed, position, sequence, offset, STREAM_ACCEPT
             )
+
+
+@dpex.kernel
+def emitted_kernel(
+    draft_tokens,         # IN   (batch, max_draft) int64, int32 with INT32_TOKENS; two strides in elements
+    draft_tokens_batch,
+    draft_tokens_position,
+    accepted,             # IN   (batch,) int64
+    accepted_batch,
+    next_token,           # IN   (batch,) int64
+    next_token_batch,
+    options,              # IN   INT32_TOKENS or 0
+    max_draft,
+    emitted,              # OUT  (batch, max_draft + 1) int64, contiguous
+):
+    """Work-group (sequence): the accepted prefix, the token that follows it, then -1."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    sequence = group_id(0)
+    prefix = min(max(accepted[sequence * accepted_batch], 0), max_draft)
+    for step in range(max_draft + 1):
+        position = step * lanes + lane
+        if position > max_draft:
+            break
+        token = np.int64(-1)
+        if position < prefix:
+            token = _token(draft_tokens, sequence * draft_tokens_batch + position * draft_tokens_position, options)
+        elif position == prefix:
+            token = next_token[sequence * next_token_batch]
+        emitted[sequence * (max_draft + 1) + position] = token
+
+
+@dpex.kernel
+def stats_kernel(
+    draft_tokens,         # IN   (batch, max_draft) int64, int32 with INT32_TOKENS; two strides in elements
+    draft_tokens_batch,
+    draft_tokens_position,
+    num_draft,            # IN   (batch,) int64, int32 with INT32_NUM_DRAFT; read with NUM_DRAFT only
+    num_draft_batch,
+    options,              # IN   bits of constants.py
+    batch,
+    max_draft,
+    accepted,             # IN   (batch,) int64, contiguous
+    next_token,           # IN   (batch,) int64, contiguous
+    before,               # IN   counters of `before_positions` to start from; not read with -1
+    before_positions,
+    counters,             # I/O  (2 + 2 * positions,) int64: sequences, tokens, proposed and accepted at each position
+    positions,            # IN   at least max_draft, and max_draft where `counters` is not `before`
+    fresh,                # IN   1: `counters` is not `before`, and not initialised
+):
+    """One work-group, each work-item with a sequence at a time: add to the counters, without 64-bit atomics."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    if fresh:
+        for step in range(positions):
+            position = step * lanes + lane
+            if position >= positions:
+                break
+            proposed_before = np.int64(0)
+            accepted_before = np.int64(0)
+            if position < before_positions:
+                proposed_before = before[2 + position]
+                accepted_before = before[2 + before_positions + position]
+            counters[2 + position] = proposed_before
+            counters[2 + positions + position] = accepted_before
+        if lane == 0:
+            sequences_before = np.int64(0)
+            emitted_before = np.int64(0)
+            if before_positions >= 0:
+                sequences_before = before[0]
+                emitted_before = before[1]
+            counters[0] = sequences_before
+            counters[1] = emitted_before
+        group_barrier()
+
+    emitted = np.uint64(0)
+    for first in range(0, batch, lanes):
+        sequence = first + lane
+        proposals = np.int64(0)
+        prefix = np.int64(0)
+        if sequence < batch:
+            for position in range(_draft_limit(num_draft, num_draft_batch, max_draft, options, sequence)):
+                if _token(draft_tokens, sequence * draft_tokens_batch + position * draft_tokens_position, options) < 0:
+                    break
+                proposals += 1
+            prefix = min(max(accepted[sequence], 0), max_draft)
+            emitted += np.uint64(prefix + (1 if next_token[sequence] >= 0 else 0))
+        for position in range(max_draft):
+            # Both counts in one sum: a work-group has at most 1,024 work-items.
+            here = np.uint32((1 if position < proposals else 0) + (0x10000 if position < prefix else 0))
+            both = np.int64(group_sum(here))
+            if lane == 0:
+                counters[2 + position] += both & 0xFFFF
+                counters[2 + positions + position] += both >> 16
+    emitted = _sum64(emitted)
+    if lane == 0:
+        counters[0] += batch
+        counters[1] += np.int64(emitted)
+
+
+# A sum of weights that is one.
+ONE = np.uint64(2**44)
+WEIGHT_UNIT = np.float32(2.0**-44)
+# Elements of a chunk for each work-item: its 32-bit counters of limbs hold 1,023.
+CHECKED_STEPS = 512
+
+
+@dpex.device_func
+def _count_proposals(draft_tokens, first_token, draft_tokens_position, options, limit, lane, lanes):
+    """How many positions of a sequence hold proposals, by the whole work-group: those before a negative token."""
+    end = np.int64(limit)
+    for step in range(limit):
+        position = step * lanes + lane
+        if position >= limit:
+            break
+        if _token(draft_tokens, first_token + position * draft_tokens_position, options) < 0:
+            end = min(end, position)
+            break
+    return np.int64(group_min(np.uint32(end)))
+
+
+@dpex.device_func
+def _is_uniform(value):
+    return value >= np.float32(0) and value < np.float32(1)
+
+
+@dpex.kernel
+def check_proposals_kernel(
+    draft_tokens,         # IN   (batch, max_draft) int64, int32 with INT32_TOKENS; two strides in elements
+    draft_tokens_batch,
+    draft_tokens_position,
+    num_draft,            # IN   (batch,) int64, int32 with INT32_NUM_DRAFT; read with NUM_DRAFT only
+    num_draft_batch,
+    greedy,               # IN   (batch,) uint8, 0 or 1
+    greedy_batch,
+    uniform_accept,       # IN   (batch, max_draft) float32
+    uniform_accept_batch,
+    uniform_accept_position,
+    uniform_sample,       # IN   (batch, max_draft + 1) float32
+    uniform_sample_batch,
+    uniform_sample_position,
+    options,              # IN   bits of constants.py
+    batch,
+    max_draft,
+    vocab,
+    report,               # OUT  (6, batch) int64: the first bad token's position, or -1, and that token; 0 where the
+                          #      length is bad, or -1, and the length; positions of bad uniforms of both kinds, or -1
+    values,               # OUT  (2, batch) float32: the bad uniforms
+):
+    """Work-group (sequence): find its first bad token, length and uniforms."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    sequence = group_id(0)
+    first_token = sequence * draft_tokens_batch
+    uniform_accept = at(uniform_accept, sequence * uniform_accept_batch)
+    uniform_sample = at(uniform_sample, sequence * uniform_sample_batch)
+    limit = _draft_limit(num_draft, num_draft_batch, max_draft, options, sequence)
+    proposals = _count_proposals(draft_tokens, first_token, draft_tokens_position, options, limit, lane, lanes)
+    is_greedy = _masked(options, GREEDY_MASK, greedy, greedy_batch, sequence)
+
+    has_accept = not is_greedy and (options & PHILOX_ACCEPT) == 0
+    has_sample = not is_greedy and (options & PHILOX_SAMPLE) == 0
+
+    none = max_draft + 1
+    bad_token = none
+    bad_accept = none
+    bad_sample = none
+    for step in range(proposals + 1):
+        position = step * lanes + lane
+        if position > proposals:
+            break
+        if position < proposals:
+            if _token(draft_tokens, first_token + position * draft_tokens_position, options) >= vocab:
+                bad_token = min(bad_token, position)
+            if has_accept and not _is_uniform(uniform_accept[position * uniform_accept_position]):
+                bad_accept = min(bad_accept, position)
+        if has_sample and not _is_uniform(uniform_sample[position * uniform_sample_position]):
+            bad_sample = min(bad_sample, position)
+    bad_token = np.int64(group_min(np.uint32(bad_token)))
+    bad_accept = np.int64(group_min(np.uint32(bad_accept)))
+    bad_sample = np.int64(group_min(np.uint32(bad_sample)))
+
+    if lane == 0:
+        report[sequence] = np.int64(-1)
+        if bad_token < none:
+            report[sequence] = bad_token
+            report[batch + sequence] = _token(draft_tokens, first_token + bad_token * draft_tokens_position, options)
+        report[2 * batch + sequence] = np.int64(-1)
+        if options & NUM_DRAFT:
+            length = _integer(num_draft, sequence * num_draft_batch, options & INT32_NUM_DRAFT)
+            if length < 0 or length > max_draft:
+                report[2 * batch + sequence] = np.int64(0)
+                report[3 * batch + sequence] = length
+        report[4 * batch + sequence] = np.int64(-1)
+        if bad_accept < none:
+            report[4 * batch + sequence] = bad_accept
+            values[sequence] = uniform_accept[bad_accept * uniform_accept_position]
+        report[5 * batch + sequence] = np.int64(-1)
+        if bad_sample < none:
+            report[5 * batch + sequence] = bad_sample
+            values[batch + sequence] = uniform_sample[bad_sample * uniform_sample_position]
+
+
+@dpex.device_func
+def _is_bad(value, largest, is_greedy):
+    if is_greedy:
+        return value != value
+    return not (value >= np.float32(0) and value <= largest)
+
+
+@dpex.device_func
+def _check_chunk(chunk, length, largest, is_greedy, lane, lanes):
+    """This work-item's share of a chunk: the first bad value, or `length`, and the sum of weights.
+
+    All work-items take the same steps but the last, and the counters have 32 bits, so that a CPU's compiler makes
+    vectors of them.
+    """
+    stride = np.int32(lanes)
+    whole = np.int32(length - np.int32(np.uint32(length) % np.uint32(stride)))
+    own = at(chunk, lane)
+    bad = length
+    high_sum = np.uint32(0)
+    low_sum = np.uint32(0)
+    v = np.int32(0)
+    while v < whole:
+        value = load(own, v)
+        high, low = _limbs(value)
+        high_sum = np.uint32(high_sum + high)
+        low_sum = np.uint32(low_sum + low)
+        bad = min(bad, np.int32(v + np.int32(lane)) if _is_bad(value, largest, is_greedy) else length)
+        v = np.int32(v + stride)
+    if whole + lane < length:
+        value = load(own, whole)
+        high, low = _limbs(value)
+        high_sum = np.uint32(high_sum + high)
+        low_sum = np.uint32(low_sum + low)
+        bad = min(bad, np.int32(whole + np.int32(lane)) if _is_bad(value, largest, is_greedy) else length)
+    return bad, _combine(high_sum, low_sum)
+
+
+@dpex.kernel
+def check_rows_kernel(
+    rows,                 # IN   (batch, max_draft + bonus, columns), last axis contiguous, strides in elements
+    rows_batch,
+    rows_position,
+    columns,
+    bonus,                # IN   1: the target's rows, with one behind the proposals; 0: the draft's
+    tolerance,            # IN   of a sum, in units of 2**-44
+    draft_tokens,         # IN   (batch, max_draft) int64, int32 with INT32_TOKENS; two strides in elements
+    draft_tokens_batch,
+    draft_tokens_position,
+    num_draft,            # IN   (batch,) int64, int32 with INT32_NUM_DRAFT; read with NUM_DRAFT only
+    num_draft_batch,
+    greedy,               # IN   (batch,) uint8, 0 or 1: sequences of which the target must not be NaN, and nothing else
+    greedy_batch,
+    deterministic,        # IN   (batch,) uint8, 0 or 1: sequences of which the draft is not read
+    deterministic_batch,
+    options,              # IN   bits of constants.py
+    max_draft,
+    report,               # OUT  (batch, max_draft + bonus, 2) int64: the first bad value's token, -1 for a bad sum, -2
+                          #      for none; the row's sum in units of 2**-44, modulo 2**64
+    values,               # OUT  (batch, max_draft + bonus) float32: that value; the first of the row for a bad sum
+):
+    """Work-groups (position, sequence): find the first bad value of a row, and add the row up."""
+    lane = local_id(0)
+    lanes = local_size(0)
+    position = group_id(0)
+    positions = num_groups(0)
+    sequence = group_id(1)
+    entry = sequence * positions + position
+    limit = _draft_limit(num_draft, num_draft_batch, max_draft, options, sequence)
+    proposals = _count_proposals(
+        draft_tokens, sequence * draft_tokens_batch, draft_tokens_position, options, limit, lane, lanes,
+    )  # fmt: skip
+    is_greedy = _masked(options, GREEDY_MASK, greedy, greedy_batch, sequence)
+    is_deterministic = _masked(options, DETERMINISTIC_MASK, deterministic, deterministic_batch, sequence)
+    skipped = bonus == 0 and (is_greedy or is_deterministic)
+    if skipped or position >= proposals + bonus:
+        if lane == 0:
+            report[2 * entry] = np.int64(-2)
+        return
+
+    row = at(rows, sequence * rows_batch + position * rows_position)
+    largest = np.float32(np.float32(1) + np.float32(np.float32(tolerance) * WEIGHT_UNIT))
+    bad = np.int32(columns)
+    total = np.uint64(0)
+    for first in range(0, columns, CHECKED_STEPS * lanes):
+        length = np.int32(min(columns - first, CHECKED_STEPS * lanes))
+        chunk_bad, chunk_total = _check_chunk(at(row, first), length, largest, is_greedy, lane, lanes)
+        if chunk_bad < length:
+            bad = min(bad, np.int32(np.int32(first) + chunk_bad))
+        total += chunk_total
+    bad = np.int64(group_min(np.uint32(bad)))
+    total = _sum64(total)
+    if lane == 0:
+        margin = np.uint64(tolerance)
+        found = np.int64(-2)
+        if bad < columns:
+            found = bad
+            values[entry] = load(row, bad)
+        elif not is_greedy and (total < np.uint64(ONE - margin) or total > np.uint64(ONE + margin)):
+            found = np.int64(-1)
+            values[entry] = load(row, 0)
+        report[2 * entry] = found
+        report[2 * entry + 1] = np.int64(total)

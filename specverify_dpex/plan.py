@@ -61,7 +61,7 @@ _VARYING = (
     "next_token",
 )
 
-_INTEGERS = ("i8", "i4")
+INTEGERS = ("i8", "i4")
 _PROBABILITIES = {"f4": "f32", "f2": "f16", "bfloat16": "bf16"}  # and what modules call them
 
 _MOST_PLANS = 512
@@ -133,26 +133,14 @@ class Plan:
         tile_length = work_group * min(cut.tile_steps, tuning.MAX_TILE_STEPS)
         tiles = -(-vocab // tile_length)
         slice_tiles = -(-tiles // cut.slices)
-
-        def given(name: str) -> bool:
-            return views[name] is not ABSENT
-
         arguments = {
-            "options": (not given("uniform_accept")) * PHILOX_ACCEPT
-            | (not given("uniform_sample")) * PHILOX_SAMPLE
-            | given("seed") * PHILOX_ROW_KEYS
-            | given("draft_probs") * DRAFT_PROBS
-            | given("deterministic_draft") * DETERMINISTIC_MASK
-            | given("greedy") * GREEDY_MASK
-            | given("num_draft") * NUM_DRAFT
-            | (views["num_draft"].dtype == "i4") * INT32_NUM_DRAFT
-            | (views["draft_tokens"].dtype == "i4") * INT32_TOKENS,
+            "options": options_of(views),
             "keys_batch": strides["seed"][0],
             "num_draft_batch": strides["num_draft"][0],
             "deterministic_batch": strides["deterministic_draft"][0],
             "greedy_batch": strides["greedy"][0],
             "max_draft": max_draft,
-            "draft_vocab": draft.shape[2] if given("draft_probs") else 0,
+            "draft_vocab": 0 if draft is ABSENT else draft.shape[2],
             "vocab": vocab,
             "tile_length": tile_length,
             "slice_tiles": slice_tiles,
@@ -172,10 +160,29 @@ class Plan:
         return launch.Launch(kernel, queue, arguments, groups, work_group, ("offset",))
 
 
+def options_of(views: Mapping[str, View]) -> int:
+    """The kernels' argument `options`: which of the arguments there are, and what their types are."""
+
+    def given(name: str) -> bool:
+        return views.get(name, ABSENT) is not ABSENT
+
+    return (
+        (not given("uniform_accept")) * PHILOX_ACCEPT
+        | (not given("uniform_sample")) * PHILOX_SAMPLE
+        | given("seed") * PHILOX_ROW_KEYS
+        | given("draft_probs") * DRAFT_PROBS
+        | given("deterministic_draft") * DETERMINISTIC_MASK
+        | given("greedy") * GREEDY_MASK
+        | given("num_draft") * NUM_DRAFT
+        | (views.get("num_draft", ABSENT).dtype == "i4") * INT32_NUM_DRAFT
+        | (views["draft_tokens"].dtype == "i4") * INT32_TOKENS
+    )
+
+
 def _check(kind: Kind, views: Sequence[View]) -> tuple[int, int, int]:
     """Check dtypes and shapes of verify's arguments: batch, num_draft and vocab."""
     tokens, target, draft, accept, sample, keys, num_draft, deterministic, greedy, *outputs = views
-    check_array(kind, tokens, "draft_tokens", "(batch, num_draft)", (None, None), *_INTEGERS)
+    check_array(kind, tokens, "draft_tokens", "(batch, num_draft)", (None, None), *INTEGERS)
     batch, max_draft = tokens.shape
     if max_draft > MAX_DRAFT:
         raise ValueError(
@@ -209,7 +216,7 @@ def _check(kind: Kind, views: Sequence[View]) -> tuple[int, int, int]:
         check_array(kind, sample, "uniform_sample", "(batch, num_draft + 1)", rows, "f4")
     one_each: tuple[tuple[View, str, tuple[str, ...]], ...] = (
         (keys, "seed", ("u8",)),
-        (num_draft, "num_draft", _INTEGERS),
+        (num_draft, "num_draft", INTEGERS),
         (deterministic, "deterministic_draft", ("b1",)),
         (greedy, "greedy", ("b1",)),
         *((view, name, ("i8",)) for view, name in zip(outputs, OUTPUTS)),

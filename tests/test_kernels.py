@@ -45,6 +45,13 @@ def test_uniform_is_philox():
             assert drawn == philox.uniform_scalar(seed, position, row, offset, stream)
 
 
+def test_integer_reads_words():
+    values = np.array([0, -1, 2**31, -(2**31), 2**63 - 1, -(2**63), 5 << 32])
+    assert [kernels._integer.py_func(values.view("i4"), 2, index) for index in range(len(values))] == values.tolist()
+    values = np.array([0, -1, 2**31 - 1, -(2**31)], "i4")
+    assert [kernels._integer.py_func(values, 1, index) for index in range(len(values))] == values.tolist()
+
+
 def test_modules_are_what_the_sources_compile_to():
     for name, content in compiler.compile_modules().items():
         assert (MODULE_FOLDER / name).read_bytes() == content, f"{name} is stale: run `make compile`"

@@ -60,6 +60,15 @@ def test_verify_touches_no_page_beside_its_arrays(device, first_seed):
     assert done.stdout == "250 cases touched nothing outside their arrays\n"
 
 
+@pytest.mark.parametrize(("what", "name"), [("steps", "steps"), ("check", "checks")])
+def test_steps_and_checks_touch_no_page_beside_their_arrays(device, what, name):
+    if not device.is_cpu:
+        pytest.skip("page protection is the host's")
+    done = run_protected(what, 0, 200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"200 {name} touched nothing outside their arrays\n"
+
+
 def test_a_touch_beside_protected_memory_kills_the_process(device):
     assert run_protected("touch").returncode < 0
 
