@@ -513,7 +513,7 @@ class _HostKind(Kind):
     on_host = True
 
     def copy(self, view):
-        staged = _Staged(math.prod(view.shape) * _itemsize(view.dtype), view.queue)
+        staged = _Staged(math.prod(view.shape) * itemsize(view.dtype), view.queue)
         if 0 not in view.shape:
             staged.memory.copy_from_host(self._bytes(view))
         pointer = staged.memory._pointer
@@ -682,7 +682,7 @@ class _DlpackHostKind(_HostKind):
         return capsule.as_numpy(view.pointer, view.shape, view.strides, view.dtype, view.owner)
 
     def _bytes(self, view):
-        typestr = f"u{_itemsize(view.dtype)}"
+        typestr = f"u{itemsize(view.dtype)}"
         array = capsule.as_numpy(view.pointer, view.shape, view.strides, typestr, view.owner, read_only=True)
         return _contiguous_bytes(array)
 
@@ -860,7 +860,7 @@ def _device_id(queue: dpctl.SyclQueue) -> int:
     return number
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else int(dtype[1:])
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from specverify_dpex import dlpack, launch
 from specverify_dpex.constants import MAX_DRAFT
 from specverify_dpex.dlpack import ABSENT, Kind, View, contiguous_strides
-from specverify_dpex.outputs import check_output, companion, output
-from specverify_dpex.plan import INTEGERS, check_array, common_queue, needs_copy, options_of
+from specverify_dpex.outputs import check_apart, companion, output
+from specverify_dpex.plan import INTEGERS, check_array, check_output, common_queue, extent_of, needs_copy, options_of
 
 _ARGUMENTS = ("draft_tokens", "accepted", "next_token", "out")
 _VARYING = ("draft_tokens", "accepted", "next_token", "emitted")
@@ -75,6 +75,8 @@ def emitted_tokens(draft_tokens: Any, accepted: Any, next_token: Any, *, out: An
     kinds.append(own)
     views.append(view)
     plan = _find_plan(kinds, views)
+    if out is not None:
+        check_apart(kind, _ARGUMENTS, views, plan.extents)
 
     # The checks end here: what follows copies and launches.
     in_place = out is not None and not kind.on_host
@@ -113,6 +115,7 @@ class _Plan:
             check_output(kinds[3], out, "out", "(batch, num_draft + 1)", self.shape)
         # The queue of `accepted` comes first: an array without drafts may be on none.
         self.queue = common_queue({"accepted": accepted, **dict(zip(_ARGUMENTS, views))})
+        self.extents = [extent_of(view) for view in views]
         self.ordered = all(own.ordered for own in kinds)
         self.results = kind.results(self.queue)
         self.count = batch * (num_draft + 1)

@@ -344,6 +344,7 @@ def run(
     scratch: Scratch | None = None,
     *varying: int,
     events: Sequence[dpctl.SyclEvent] = (),
+    by_events: bool = False,
 ) -> dpctl.SyclEvent:
     """Launch with the parts of a block of scratch and `varying`, in order with the queue's other work.
 
@@ -358,6 +359,8 @@ def run(
         What must stay alive until the work is done.
     events : sequence of dpctl.SyclEvent
         What the launch waits for besides.
+    by_events : bool
+        Whether the caller keeps the order by events, so that the host need not wait in any case.
 
     Returns
     -------
@@ -371,13 +374,14 @@ def run(
         if manager is not None:
             events = [*manager.submitted_events, *events] if events else manager.submitted_events
         event = launch.submit(events, *parts, *varying)
-        if manager is None or not (ordered or queue.is_in_order):
+        if by_events or (manager is not None and (ordered or queue.is_in_order)):
+            in_flight.hold(event, memory, scratch, block)
+            if manager is not None:
+                manager.add_event_pair(event, event)
+        else:
             event.wait()
             if scratch is not None and block is not None:
                 scratch.give_back(block)
-        else:
-            in_flight.hold(event, memory, scratch, block)
-            manager.add_event_pair(event, event)
         return event
     except BaseException:
         queue.wait()  # interrupted anywhere in between: what was launched may still use the memory

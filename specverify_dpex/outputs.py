@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from specverify_dpex import dlpack
-from specverify_dpex.dlpack import Kind, View, contiguous_strides
-from specverify_dpex.plan import check_array
+from specverify_dpex.dlpack import Kind, View
+from specverify_dpex.plan import OUTPUTS
 
 
 def companion(kind: Kind, array: Any, argument: str) -> tuple[Kind, View]:
@@ -39,15 +40,51 @@ def output(kind: Kind, array: Any, argument: str) -> tuple[Kind, View]:
     own, view = companion(kind, array, argument)
     if own.read_only(array, argument):
         raise ValueError(f"`{argument}` must be writable: got a read-only array. Pass a copy, or leave it out")
-    return own, view
+    return own, view._replace(pointer=own.address(view))
 
 
-def check_output(kind: Kind, view: View, name: str, axes: str, shape: tuple[int, ...]) -> None:
-    """Check that the view of an `output` is contiguous, int64 and of this shape."""
-    check_array(kind, view, name, axes, shape, "i8")
-    expected = contiguous_strides(shape)
-    if 0 not in shape and any(n > 1 and got != want for n, got, want in zip(shape, view.strides, expected)):
-        raise ValueError(
-            f"`{name}` must be contiguous: expected strides {expected} in elements, got {tuple(view.strides)}. "
-            "Pass an array of its own"
+def output_pair(kind: Kind, out: Any) -> list[View]:
+    """The views of verify's argument `out`, in the order of `plan.OUTPUTS`.
+
+    Raises
+    ------
+    TypeError
+        If it is no pair, or as `companion` does.
+    ValueError
+        If one is read-only.
+    """
+    if not isinstance(out, (tuple, list)) or len(out) != len(OUTPUTS):
+        raise TypeError(
+            "`out` must be a pair of arrays: expected (accepted, next_token), such as an earlier result, got "
+            f"{type(out).__name__}"
         )
+    return [output(kind, array, name)[1] for array, name in zip(out, OUTPUTS)]
+
+
+def check_apart(kind: Kind, names: Sequence[str], views: Sequence[View], extents: Sequence[tuple[int, int]]) -> None:
+    """Check that arrays for results, those named `out`, overlap neither one another nor an argument.
+
+    Raises
+    ------
+    ValueError
+        If they do.
+    """
+    spans = []
+    for name, view, (first, last) in zip(names, views, extents):
+        if last > first:
+            address = view.pointer or kind.address(view)
+            spans.append((name, address + first, address + last))
+    for at, (name, first, last) in enumerate(spans):
+        if not name.startswith("out"):
+            continue
+        for other, other_first, other_last in spans[:at]:
+            if first < other_last and other_first < last:
+                raise ValueError(f"`{name}` must not overlap `{other}`: expected memory of its own. Pass another array")
+
+
+def write_results(out: Sequence[Any], views: Sequence[View], memory: Any, first: int) -> None:
+    """Copy results, one behind the other from element `first` of `memory`, to arrays on the host."""
+    for array, view, name in zip(out, views, OUTPUTS):
+        if 0 not in view.shape:
+            dlpack.kind_of(array, name).write(view, memory, first)
+        first += view.shape[0]

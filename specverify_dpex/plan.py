@@ -25,7 +25,7 @@ from specverify_dpex.constants import (
     PHILOX_ROW_KEYS,
     PHILOX_SAMPLE,
 )
-from specverify_dpex.dlpack import ABSENT, DTYPE_NAMES, Kind, View
+from specverify_dpex.dlpack import ABSENT, DTYPE_NAMES, Kind, View, contiguous_strides
 
 ARGUMENTS = (
     "draft_tokens",
@@ -96,6 +96,8 @@ class Plan:
     queue : dpctl.SyclQueue
     copied : tuple of bool
         Which arguments are copied before the launch; empty if none is.
+    extents : list of (int, int)
+        Where each array of the call begins and ends, in bytes from its first element.
     results : launch.Arena, or what the kind has in its place
         Where the results go.
     launch : launch.Launch, or None if the batch is empty
@@ -111,12 +113,13 @@ class Plan:
         copied = [needs_copy(kind, view, name.endswith("probs"), name) for name, view in arguments.items()]
         self.copied = tuple(copied) if any(copied) else ()
         self.batch = batch
+        self.extents = [extent_of(view) for view in views]
         self.results = kind.results(self.queue)
         self.launch: launch.Launch | None = None
         self.scratch = launch.Scratch(self.queue, ())
         if batch:
             strides = {
-                name: dlpack.contiguous_strides(view.shape) if copy else view.strides
+                name: contiguous_strides(view.shape) if copy else view.strides
                 for (name, view), copy in zip(arguments.items(), copied)
             }
             self._bind(arguments, strides, max_draft, vocab)
@@ -158,6 +161,15 @@ class Plan:
         kernel, queue, arguments, groups, work_group = self._bound
         arguments = {**arguments, **dict(zip(_VARYING, addresses))}
         return launch.Launch(kernel, queue, arguments, groups, work_group, ("offset",))
+
+
+def extent_of(view: View) -> tuple[int, int]:
+    """The bytes that an array lies in, from the address of its first element: equal numbers if it has no elements."""
+    if view is ABSENT or 0 in view.shape:
+        return 0, 0
+    reach = [(extent - 1) * stride for extent, stride in zip(view.shape, view.strides)]
+    itemsize = dlpack.itemsize(view.dtype)
+    return itemsize * sum(min(step, 0) for step in reach), itemsize * (sum(max(step, 0) for step in reach) + 1)
 
 
 def options_of(views: Mapping[str, View]) -> int:
@@ -219,16 +231,12 @@ def _check(kind: Kind, views: Sequence[View]) -> tuple[int, int, int]:
         (num_draft, "num_draft", INTEGERS),
         (deterministic, "deterministic_draft", ("b1",)),
         (greedy, "greedy", ("b1",)),
-        *((view, name, ("i8",)) for view, name in zip(outputs, OUTPUTS)),
     )
     for view, name, dtypes in one_each:
         if view is not ABSENT:
             check_array(kind, view, name, "(batch,)", (batch,), *dtypes)
     for view, name in zip(outputs, OUTPUTS):
-        if batch > 1 and view is not ABSENT and view.strides != (1,):
-            raise ValueError(
-                f"`{name}` must be contiguous: expected a stride of 1, got {view.strides[0]}. Pass an array of its own"
-            )
+        check_output(kind, view, name, "(batch,)", (batch,))
     return batch, max_draft, vocab
 
 
@@ -247,6 +255,17 @@ def check_array(kind: Kind, view: View, name: str, axes: str, shape: tuple[int |
         wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
         raise ValueError(
             f"`{name}` must have shape {axes}: expected ({wanted}{',' if len(shape) == 1 else ''}), got {view.shape}"
+        )
+
+
+def check_output(kind: Kind, view: View, name: str, axes: str, shape: tuple[int, ...]) -> None:
+    """Check that the view of an `output` is contiguous, int64 and of this shape."""
+    check_array(kind, view, name, axes, shape, "i8")
+    expected = contiguous_strides(shape)
+    if 0 not in shape and any(n > 1 and got != want for n, got, want in zip(shape, view.strides, expected)):
+        raise ValueError(
+            f"`{name}` must be contiguous: expected strides {expected} in elements, got {tuple(view.strides)}. "
+            "Pass an array of its own"
         )
 
 

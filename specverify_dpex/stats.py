@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import dpctl
 from dpctl.memory import MemoryUSMDevice
 
 from specverify_dpex import launch
-from specverify_dpex.dlpack import Kind, View
+from specverify_dpex.dlpack import View
 from specverify_dpex.plan import options_of
 
 _VARYING = ("draft_tokens", "num_draft", "accepted", "next_token", "before", "before_positions", "counters", "fresh")
@@ -106,19 +105,22 @@ class AcceptanceStats:
 
     def _record(
         self,
-        kind: Kind,
+        ordered: bool,
         queue: dpctl.SyclQueue,
         tokens: View,
         lengths: View,
         accepted: int,
         next_token: int,
         memory: object,
-        events: Sequence[dpctl.SyclEvent] = (),
+        events: tuple[dpctl.SyclEvent, ...] = (),
+        by_events: bool = False,
     ) -> dpctl.SyclEvent | None:
         """Launch what adds the results of a call, whose launch is before it on the queue or among `events`.
 
         Parameters
         ----------
+        ordered, by_events : bool
+            As `launch.run` takes them.
         tokens, lengths
             The call's draft_tokens and num_draft (or ABSENT) as the device sees them.
         accepted, next_token : int
@@ -141,10 +143,10 @@ class AcceptanceStats:
                 counters, positions = MemoryUSMDevice(8 * (2 + 2 * num_draft), queue=queue), num_draft
             else:
                 counters, positions = before, before_positions
-            event = launch.run(
+            recorded = launch.run(
                 _launch(queue, tokens, lengths, positions),
                 queue,
-                kind.ordered,
+                ordered,
                 (memory, before, counters),
                 None,
                 tokens.pointer,
@@ -156,10 +158,11 @@ class AcceptanceStats:
                 counters._pointer,
                 int(fresh),
                 events=(*events, *self._last),
+                by_events=by_events,
             )
             self._memory, self._positions = counters, positions
-            self._last = (event,)
-        return event
+            self._last = (recorded,)
+        return recorded
 
 
 def bind(stats: Any, queue: dpctl.SyclQueue) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 import dpctl
 
 from specverify_dpex import dlpack, launch, philox
+from specverify_dpex.check import check_values
 from specverify_dpex.constants import PHILOX_ROW_KEYS
 from specverify_dpex.dlpack import ABSENT, Kind, View
-from specverify_dpex.plan import ARGUMENTS, Plan, check_array, common_queue, find_plan, needs_copy
+from specverify_dpex.outputs import check_apart, output_pair, write_results
+from specverify_dpex.plan import ARGUMENTS, OUTPUTS, Plan, check_array, common_queue, find_plan, needs_copy
 from specverify_dpex.result import VerifyResult
+from specverify_dpex.stats import AcceptanceStats, bind
 
 
 def verify(
@@ -27,6 +30,9 @@ def verify(
     dtype: str | None = None,
     seed: Any | None = None,
     offset: int = 0,
+    out: tuple[Any, Any] | None = None,
+    stats: AcceptanceStats | None = None,
+    check: bool = False,
     depends_on: Sequence[dpctl.SyclEvent] | None = None,
 ) -> VerifyResult:
     """Keep the longest acceptable prefix of each draft and draw the token that follows it.
@@ -37,35 +43,60 @@ def verify(
 
     Parameters
     ----------
-    draft_tokens : (batch, num_draft) int64
+    draft_tokens : (batch, num_draft) int64 or int32
         The tokens that the draft model proposed. A negative token ends a sequence's drafts; one beyond the vocabulary
         is rejected.
-    draft_probs : (batch, num_draft, vocab) float32, or None
-        The draft model's distribution at each position. None: it put probability 1 on its token.
-    target_probs : (batch, num_draft + 1, vocab) float32
+    draft_probs : (batch, num_draft, draft_vocab) float32, float16 or bfloat16, or None
+        The draft model's distribution at each position. draft_vocab <= vocab: columns that it lacks are 0. None: it put
+        probability 1 on its token.
+    target_probs : (batch, num_draft + 1, vocab) float32, float16 or bfloat16
         The target model's distribution at each position; the last row follows the last draft. vocab <= 2**20.
     uniform_accept : (batch, num_draft) float32 in [0, 1), optional
         A uniform for each acceptance test; drawn on the device from `seed` if not given.
     uniform_sample : (batch, num_draft + 1) float32 in [0, 1), optional
         The draw at position j uses `uniform_sample[:, j]`; drawn on the device from `seed` if not given.
+    num_draft : (batch,) int64 or int32, optional
+        How many positions of each sequence hold a proposal, clamped to the length of the axis. What is behind them is
+        not read.
+    deterministic_draft : (batch,) bool, optional
+        Sequences whose draft put probability 1 on its tokens, as prompt lookup and greedy drafts do; their draft_probs
+        are not read. None where `draft_probs` is.
+    greedy : (batch,) bool, optional
+        Sequences that take the target's most probable token, of equal ones the first, and NaN never: a draft is
+        accepted where it is that token. Their draft_probs and uniforms are not read, and target_probs may be logits.
+        Each is the work of one work-group.
+    dtype : "bfloat16", optional
+        What uint16 probabilities hold, for array libraries that have no bfloat16.
     seed : int in [0, 2**64), or (batch,) uint64 array, optional
         Key of the uniforms that are not given. One number keys all sequences, which differ by their index in the
         batch; an array holds each sequence's own key, whatever its index. Taken from the operating system if None. Must
         be None where both uniforms are given.
     offset : int in [0, 2**32)
         The caller's step counter: uniforms of different offsets are independent.
+    out : pair of (batch,) int64 arrays, optional
+        Contiguous arrays of the arguments' kind to write the results to; they are returned.
+    stats : AcceptanceStats, optional
+        Where to count what was proposed, accepted and emitted, on the device.
+    check : bool
+        Whether to look at all values first, in an extra pass for which the host waits, and to raise for the first that
+        cannot be right. See the README for what is checked.
+    depends_on : sequence of dpctl.SyclEvent, optional
+        Events that the work waits for on the device. Given, even if empty, the call never waits for the device where
+        the arrays are on one: the caller keeps the order, by `VerifyResult.event`.
 
     Returns
     -------
     VerifyResult
-        `accepted` and `next_token`, each (batch,) int64, of the arguments' kind of array, on their device and queue.
+        `accepted` and `next_token`, each (batch,) int64, of the arguments' kind of array, on their device and queue,
+        with the `event` that completes them.
 
     Raises
     ------
     TypeError
         If an argument is not an array, its kind differs from the others' or its dtype is not the one above.
     ValueError
-        If a shape, `seed` or `offset` is not as above, or the arrays are not on one queue.
+        If a shape, `seed` or `offset` is not as above, the arrays are not on one queue, `out` is read-only or overlaps
+        another array, or `check` finds a bad value.
     BufferError
         If the memory of an array cannot be reached.
     RuntimeError
@@ -75,8 +106,9 @@ def verify(
     -----
     Work runs on the arrays' queue. dpnp and dpctl.tensor arrays with dpctl 0.18 or newer, and any array on an in-order
     queue with it, are returned without a host wait: what follows on the queue is ordered after it. Otherwise the call
-    returns when the results are there. Memory is kept alive until the device is done with it. The vocabulary axis must
-    be contiguous, or is copied once where the array's library can; the other axes may have any strides.
+    returns when the results are there, unless `depends_on` is given. Memory is kept alive until the device is done with
+    it. The vocabulary axis must be contiguous, or is copied once where the array's library can; the other axes may have
+    any strides.
 
     The uniforms of the two kinds and the noise that drew the drafts must be independent: one buffer passed for both
     biases the output.
@@ -101,34 +133,47 @@ def verify(
         num_draft,
         deterministic_draft,
         greedy,
-        None,
         dtype,
+        out,
     )
     offset = philox.check_offset(offset)
+    if out is not None:
+        check_apart(kind, (*ARGUMENTS, *OUTPUTS), views, plan.extents)
+    if stats is not None:
+        bind(stats, plan.queue)
+    events = () if depends_on is None else _events(depends_on)
 
-    # The checks end here: what follows copies and launches.
-    after = tuple(depends_on) if depends_on else ()
+    # The checks of all but values end here: what follows copies and launches.
+    given = views
     if plan.copied:
-        dpctl.SyclEvent.wait_for(list(after))
+        dpctl.SyclEvent.wait_for(list(events))
         views = [kind.copy(view) if copied else view for view, copied in zip(views, plan.copied)]
-    memory, start = plan.results.allocate(16 * plan.batch)
+    if check:
+        check_values(kind, plan.queue, dict(zip(ARGUMENTS, given)), dict(zip(ARGUMENTS, views)), events)
+    if out is None or kind.on_host:
+        memory, start = plan.results.allocate(16 * plan.batch)
+        accepted = memory._pointer + start
+        next_token = accepted + 8 * plan.batch
+    else:
+        memory, start = given, 0
+        accepted, next_token = (view.pointer for view in given[len(ARGUMENTS) :])
     event = None
     if plan.launch is not None:
-        accepted = memory._pointer + start
+        pointers = [view.pointer for view in views[: len(ARGUMENTS)]]
+        values = (*pointers, key, offset, accepted, next_token)
+        held, by_events = (memory, views), depends_on is not None
         event = launch.run(
-            plan.launch,
-            plan.queue,
-            kind.ordered or depends_on is not None,
-            (memory, views),
-            plan.scratch,
-            *[view.pointer for view in views[: len(ARGUMENTS)]],
-            key,
-            offset,
-            accepted,
-            accepted + 8 * plan.batch,
-            events=after,
+            plan.launch, plan.queue, kind.ordered, held, plan.scratch, *values, events=events, by_events=by_events
         )
-    result = _results(kind, plan, memory, start)
+        if stats is not None:
+            tokens, lengths = views[0], views[ARGUMENTS.index("num_draft")]
+            stats._record(kind.ordered, plan.queue, tokens, lengths, accepted, next_token, held, (event,), by_events)
+    if out is None:
+        result = _results(kind, plan, memory, start)
+    else:
+        if kind.on_host:
+            write_results(out, given[len(ARGUMENTS) :], memory, start // 8)
+        result = VerifyResult(*out)
     result.event = event
     return result
 
@@ -143,8 +188,8 @@ def _look_at(
     num_draft: Any | None = None,
     deterministic_draft: Any | None = None,
     greedy: Any | None = None,
-    out: tuple[Any | None, Any | None] | None = None,
     dtype: str | None = None,
+    out: Any | None = None,
 ) -> tuple[Kind, Plan, list[View], int]:
     """The kind, plan and views of arguments in the order of `ARGUMENTS` and `OUTPUTS`, and the key of all sequences."""
     kind = dlpack.kind_of(draft_tokens, "draft_tokens")
@@ -155,6 +200,8 @@ def _look_at(
         views.append(ABSENT if array is None else _view(kind, array, name))
     if dtype is not None:
         _read_as(views, dtype)
+    if out is not None:
+        views += output_pair(kind, out)
     return kind, find_plan(kind, views), views, key
 
 
@@ -187,16 +234,39 @@ class Prepared:
         Where every call writes.
     """
 
-    def __init__(self, launch_: launch.Launch, queue: Any, ordered: bool, memory: object, result: VerifyResult):
+    def __init__(
+        self,
+        launch_: launch.Launch,
+        queue: dpctl.SyclQueue,
+        ordered: bool,
+        counted: tuple[View, View, int, int],
+        memory: object,
+        result: VerifyResult,
+    ):
         self._launch = launch_
         self._queue = queue
         self._ordered = ordered
+        self._counted = counted  # what `AcceptanceStats._record` reads
         self._memory = memory
         self.result = result
 
-    def __call__(self, offset: int = 0) -> VerifyResult:
-        """Verify what the arrays hold now; like `verify` with this `offset`, but overwriting `result`."""
-        launch.run(self._launch, self._queue, self._ordered, self._memory, None, philox.check_offset(offset))
+    def __call__(
+        self,
+        offset: int = 0,
+        *,
+        stats: AcceptanceStats | None = None,
+        depends_on: Sequence[dpctl.SyclEvent] | None = None,
+    ) -> VerifyResult:
+        """Verify what the arrays hold now; like `verify` with these arguments, but overwriting `result`."""
+        offset = philox.check_offset(offset)
+        if stats is not None:
+            bind(stats, self._queue)
+        events, by_events = ((), False) if depends_on is None else (_events(depends_on), True)
+        event = self.result.event = launch.run(
+            self._launch, self._queue, self._ordered, self._memory, None, offset, events=events, by_events=by_events
+        )
+        if stats is not None:
+            stats._record(self._ordered, self._queue, *self._counted, self._memory, (event,), by_events)
         return self.result
 
 
@@ -207,7 +277,12 @@ def prepare(
     uniform_accept: Any | None = None,
     uniform_sample: Any | None = None,
     *,
+    num_draft: Any | None = None,
+    deterministic_draft: Any | None = None,
+    greedy: Any | None = None,
+    dtype: str | None = None,
     seed: Any | None = None,
+    out: tuple[Any, Any] | None = None,
 ) -> Prepared:
     """Prepare `verify` for a loop that writes its drafts into the same arrays at every step.
 
@@ -215,15 +290,17 @@ def prepare(
 
     Parameters
     ----------
-    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, seed
-        As in `verify`; not numpy arrays, and with a contiguous vocabulary axis, since nothing is copied. They are kept
-        alive. Without `seed` and uniforms, one seed is taken from the operating system for all calls.
+    draft_tokens, draft_probs, target_probs, uniform_accept, uniform_sample, num_draft, deterministic_draft, greedy, \
+    dtype, seed, out
+        As in `verify`; not arrays on the host, and with a contiguous vocabulary axis, since nothing is copied. They are
+        kept alive. Without `seed` and uniforms, one seed is taken from the operating system for all calls.
 
     Returns
     -------
     Prepared
         `prepared(offset)` verifies what the arrays hold and returns `prepared.result`, always the same arrays: read
-        them, or have the next operation on the queue read them, before the next call.
+        them, or have the next operation on the queue read them, before the next call. It takes `stats` and `depends_on`
+        as `verify` does.
 
     Raises
     ------
@@ -245,7 +322,21 @@ def prepare(
     >>> [verify_step(offset).accepted.tolist() for offset in range(3)]
     [[1], [1], [1]]
     """
-    kind, plan, views, key = _look_at(draft_tokens, target_probs, draft_probs, uniform_accept, uniform_sample, seed)
+    kind, plan, views, key = _look_at(
+        draft_tokens,
+        target_probs,
+        draft_probs,
+        uniform_accept,
+        uniform_sample,
+        seed,
+        num_draft,
+        deterministic_draft,
+        greedy,
+        dtype,
+        out,
+    )
+    if out is not None:
+        check_apart(kind, (*ARGUMENTS, *OUTPUTS), views, plan.extents)
     for name, copied in zip(ARGUMENTS, plan.copied):
         if copied:
             raise ValueError(
@@ -255,14 +346,21 @@ def prepare(
     batch = plan.batch
     if batch == 0:
         raise ValueError("`draft_tokens` must have a sequence: expected batch >= 1, got 0")
-    memory, start = plan.results.allocate(16 * batch)
-    result = _results(kind, plan, memory, start)
+    arguments = views[: len(ARGUMENTS)]
+    memory: Any = None
+    if out is None:
+        memory, start = plan.results.allocate(16 * batch)
+        result = _results(kind, plan, memory, start)
+        accepted = memory._pointer + start
+        next_token = accepted + 8 * batch
+    else:
+        result = VerifyResult(*out)
+        accepted, next_token = (view.pointer for view in views[len(ARGUMENTS) :])
     block, parts = plan.scratch.take()
-    pointers = (view.pointer for view in views)
-    accepted = memory._pointer + start
-    bound = plan.launch_on(*parts, *pointers, key, 0, accepted, accepted + 8 * batch)
+    bound = plan.launch_on(*parts, *(view.pointer for view in arguments), key, 0, accepted, next_token)
+    counted = (views[0], views[ARGUMENTS.index("num_draft")], accepted, next_token)
     owners = (memory, block, [view.owner for view in views])
-    return Prepared(bound, plan.queue, kind.ordered, owners, result)
+    return Prepared(bound, plan.queue, kind.ordered, counted, owners, result)
 
 
 def _view(kind: Kind, array: Any, argument: str) -> View:
@@ -273,6 +371,14 @@ def _view(kind: Kind, array: Any, argument: str) -> View:
             "Convert one of them"
         )
     return kind.view(array, argument)
+
+
+def _events(depends_on: Any) -> tuple[dpctl.SyclEvent, ...]:
+    events = tuple(depends_on) if isinstance(depends_on, (list, tuple)) else (depends_on,)
+    for event in events:
+        if not isinstance(event, dpctl.SyclEvent):
+            raise TypeError(f"`depends_on` must hold SYCL events: expected dpctl.SyclEvent, got {type(event).__name__}")
+    return events
 
 
 def _key(seed: Any | None, needed: bool) -> tuple[int, Any | None]:

@@ -130,7 +130,12 @@ def good() -> dict[str, Any]:
     ("name", "value", "error", "text"),
     [
         ("accepted", [0, 1], TypeError, "`accepted` must be an array: expected one of dpnp"),
-        ("draft_tokens", np.zeros((2, 3), "f4"), TypeError, "`draft_tokens` must have dtype int64 or int32: got float32"),
+        (
+            "draft_tokens",
+            np.zeros((2, 3), "f4"),
+            TypeError,
+            "`draft_tokens` must have dtype int64 or int32: got float32",
+        ),
         ("accepted", np.zeros(2, "i4"), TypeError, "`accepted` must have dtype int64: got int32"),
         ("next_token", np.zeros(2, "u8"), TypeError, "`next_token` must have dtype int64: got uint64"),
         ("out", np.zeros((2, 4), "i4"), TypeError, "`out` must have dtype int64: got int32"),

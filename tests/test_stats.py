@@ -56,7 +56,13 @@ class OnDevice:
         tokens, accepted, next_token, lengths = self.views
         queue = accepted.queue or dlpack.default_queue()
         return counting._record(
-            self.kind, queue, tokens, lengths, accepted.pointer, next_token.pointer, [view.owner for view in self.views]
+            self.kind.ordered,
+            queue,
+            tokens,
+            lengths,
+            accepted.pointer,
+            next_token.pointer,
+            [view.owner for view in self.views],
         )
 
 
