@@ -6,7 +6,9 @@ import doctest
 import json
 import math
 import tracemalloc
+from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import generate
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 NAN, INF = math.nan, math.inf
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text())
-RANDOM_CASES, CASES_PER_TEST = 2000, 50
+RANDOM_CASES, OPTION_CASES, CASES_PER_TEST = 2000, 1500, 50
 KEEP_DRAFT = object()
 
 
@@ -48,6 +50,28 @@ def answer(function, tokens, draft, target, accept, sample):
     """(accepted, next_token) of one sequence."""
     accepted, next_token = function(*arrays_of(tokens, draft, target, accept, sample))
     return int(accepted[0]), int(next_token[0])
+
+
+def outputs(function, *inputs, **options):
+    """Both outputs, as lists."""
+    accepted, next_token = function(*inputs, **options)
+    return list(accepted), list(next_token)
+
+
+def repeated(inputs, batch):
+    """The arguments of verify for one sequence, several times."""
+    return [None if array is None else np.repeat(array, batch, axis=0) for array in inputs]
+
+
+def narrow(tokens, draft, target, accept, sample):
+    """`arrays_of`, for draft rows of fewer columns than the target's."""
+    tokens, _, *others = arrays_of(tokens, None, target, accept, sample)
+    return tokens, np.array([draft], np.float32), *others
+
+
+def chosen(mask, ones, others):
+    """Of two results, the one that a mask chooses for each sequence."""
+    return tuple([one if own else other for own, one, other in zip(mask, *pair)] for pair in zip(ones, others))
 
 
 def accepts(function, target, draft, uniform):
@@ -513,6 +537,26 @@ def test_verify_scalar_reads_nothing_after_the_stop():
     assert result == ([1], [1])
 
 
+def test_verify_scalar_reads_nothing_that_an_option_leaves_out():
+    row, unreadable = [0.5, 0.5], Unreadable(2)
+    # Ended by num_draft: neither the token there nor the draft's row.
+    result = reference.verify_scalar(
+        [Unreadable(1)], [[unreadable]], [[row, unreadable]], [[0]], [[0.75, 0]], num_draft=[0]
+    )
+    assert result == ([0], [1])
+    # The draft's rows of a deterministic draft, accepted and rejected.
+    tokens, target = [[0, 0]], [[row, row, unreadable]]
+    result = reference.verify_scalar(
+        tokens, Unreadable(1), target, [[0, 0.75]], [[0, 0, 0]], deterministic_draft=np.array([True])
+    )
+    assert result == ([1], [1])
+    # All but the target's rows up to the stop of a greedy sequence.
+    result = reference.verify_scalar(
+        tokens, [Unreadable(2)], [[[2, 1], [1, 2], unreadable]], Unreadable(1), Unreadable(1), greedy=[True]
+    )
+    assert result == ([1], [1])
+
+
 def test_verify_needs_memory_for_a_few_rows_only():
     # 64 sequences whose rows together would be 197 MB: the residuals of all of them never exist at once.
     batch, num_draft, vocab = 64, 2, 128256
@@ -529,6 +573,24 @@ def test_verify_needs_memory_for_a_few_rows_only():
     assert peak < 24e6
 
 
+@pytest.mark.parametrize("dtype", generate.DTYPES)
+def test_verify_with_options_needs_memory_for_a_few_rows_only(dtype):
+    # Widened, the rows of the targets alone would be 98 MB, and the padding of the drafts half as much again.
+    batch, num_draft, vocab = 64, 2, 128256
+    row = generate.as_dtype(np.full(vocab, 1 / vocab, np.float32), dtype)
+    target = np.broadcast_to(row, (batch, num_draft + 1, vocab))
+    draft = np.broadcast_to(row[1:], (batch, num_draft, vocab - 1))
+    options = {"greedy": np.arange(batch) % 2 == 0, "deterministic_draft": np.arange(batch) % 3 == 0}
+    tokens = np.zeros((batch, num_draft), np.int64)
+    tracemalloc.start()
+    try:
+        reference.verify(tokens, draft, target, seed=1, dtype="bfloat16", **options)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 24e6
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_verify_does_not_depend_on_the_batch(seed):
     # The 300 rows take more than one block of work.
@@ -537,6 +599,22 @@ def test_verify_does_not_depend_on_the_batch(seed):
     for row in range(0, 300, 13):
         one = [None if array is None else array[row : row + 1] for array in case.arrays]
         result = reference.verify(*one)
+        assert (result.accepted[0], result.next_token[0]) == (accepted[row], next_token[row])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_verify_with_options_does_not_depend_on_the_batch(seed):
+    case = generate.option_case(seed, shape=(100, 2, (1, 2, 257, 4096)[seed % 4]))
+    accepted, next_token = reference.verify(*case.arrays, **case.options)
+    if isinstance(case.options.get("seed"), int):  # its uniforms depend on the index
+        return
+    for row in range(0, 100, 9):
+        one = [None if array is None else array[row : row + 1] for array in case.arrays]
+        options = {
+            name: value[row : row + 1] if isinstance(value, np.ndarray) else value
+            for name, value in case.options.items()
+        }
+        result = reference.verify(*one, **options)
         assert (result.accepted[0], result.next_token[0]) == (accepted[row], next_token[row])
 
 
@@ -584,6 +662,469 @@ def test_verify_refuses_wrong_seeds_and_offsets(function, given):
         function(*arrays, seed=1, offset=2**32)
 
 
+# Fewer proposals than positions
+
+
+@pytest.mark.parametrize("length, accepted", [(-(2**31), 0), (-1, 0), (0, 0), (1, 1), (2, 2), (3, 3), (2**31 - 1, 3)])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_verify_ends_the_drafts_at_num_draft(function, length, accepted, dtype):
+    # All would be accepted. At one half, token 0 comes from the residual and token 1 from the target row itself.
+    inputs = arrays_of([0, 0, 0], [[0.25, 0.75]] * 3, [[0.375, 0.625]] * 4, [0] * 3, [0.5] * 4)
+    assert outputs(function, *inputs, num_draft=np.array([length], dtype)) == ([accepted], [1])
+    assert outputs(function, *inputs, num_draft=[length]) == ([accepted], [1])
+
+
+@pytest.mark.parametrize("draft", [[[0.5, 0.5]] * 2, None], ids=["draft", "certain"])
+def test_verify_draws_from_the_target_where_num_draft_ends_the_drafts(function, draft):
+    # Rejected, the token at position 1 leaves all weight to token 0; not proposed, it is drawn itself.
+    inputs = arrays_of([0, 1], draft, [[1, 0], [0.75, 0.25], [1, 0]], [0, 0.9], [0, 0.75, 0])
+    assert outputs(function, *inputs, num_draft=[2]) == ([1], [0])
+    assert outputs(function, *inputs, num_draft=[1]) == ([1], [1])
+
+
+@pytest.mark.parametrize("tokens, length, accepted", [([0, -1, 0], 3, 1), ([0, -1, 0], 2, 1), ([0, 0, -1], 1, 1)])
+def test_verify_ends_the_drafts_at_what_comes_first(function, tokens, length, accepted):
+    inputs = arrays_of(tokens, [[0.5, 0.5]] * 3, [[0.5, 0.5]] * 4, [0] * 3, [0.75] * 4)
+    assert outputs(function, *inputs, num_draft=[length]) == ([accepted], [1])
+
+
+def test_verify_does_not_look_at_tokens_behind_num_draft(function):
+    # Rejected, the token beyond the vocabulary would leave the residual, which is all on token 0.
+    inputs = arrays_of([2], [[0, 1]], [[0.5, 0.5], [1, 0]], [0], [0.75, 0])
+    assert outputs(function, *inputs) == ([0], [0])
+    assert outputs(function, *inputs, num_draft=[0]) == ([0], [1])
+
+
+def test_verify_takes_a_length_for_each_sequence(function):
+    inputs = repeated(arrays_of([0, 0], None, [[1, 0], [1, 0], [0, 1]], [0, 0], [0, 0, 0]), 3)
+    for lengths in ([2, 0, 1], np.array([2, 9, 0, 9, 1, 9], np.int32)[::2]):
+        assert outputs(function, *inputs, num_draft=lengths) == ([2, 0, 1], [1, 0, 0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_verify_with_num_draft_equals_negative_padding(function, seed):
+    case = generate.random_case(seed, shape=(24, 4, 7))
+    tokens, *others = case.arrays
+    lengths = np.random.default_rng(seed).integers(-1, 6, 24)
+    padded = np.where(np.arange(4) < lengths[:, None], tokens, -1).astype(tokens.dtype)
+    assert outputs(function, tokens, *others, num_draft=lengths) == outputs(function, padded, *others)
+
+
+# Deterministic drafts
+
+
+def test_verify_counts_deterministic_drafts_as_certain(function):
+    # 0.5 of 0.25 is accepted always; 0.5 of 1 is not at one half, and the token rejected loses its weight.
+    inputs = repeated(arrays_of([0], [[0.25, 0.75]], [[0.5, 0.5], [1, 0]], [0.5], [0, 0]), 3)
+    assert outputs(function, *inputs) == ([1, 1, 1], [0, 0, 0])
+    for mask in ([True, False, True], np.array([True, True, False, False, True, True])[::2]):
+        assert outputs(function, *inputs, deterministic_draft=mask) == ([0, 1, 0], [1, 0, 1])
+
+
+def test_verify_accepts_deterministic_drafts_strictly_below_the_target(function):
+    below = float(np.nextafter(np.float32(0.5), np.float32(0)))
+    inputs = arrays_of([0], [[0, 0]], [[0.5, 0.5], [1, 0]], [below], [0, 0])
+    assert outputs(function, *inputs, deterministic_draft=[True]) == ([1], [0])
+
+
+@pytest.mark.parametrize("value", [NAN, INF, 1])
+def test_verify_does_not_read_the_probabilities_of_deterministic_drafts(function, value):
+    draft = [[value] * 3] * 2
+    inputs = arrays_of([0, 1], draft, [[1, 0, 0], [0.25, 0.5, 0.25], [1, 0, 0]], [0, 0.5], [0, 0.25, 0])
+    assert outputs(function, *inputs, deterministic_draft=[True]) == ([1], [0])
+    inputs[4][0, 1] = 0.5
+    assert outputs(function, *inputs, deterministic_draft=[True]) == ([1], [2])
+
+
+def test_verify_draws_from_the_target_where_a_deterministic_draft_has_all_mass(function):
+    inputs = arrays_of([1], [[0.5, 0.25, 0.25]], [[0, 0.5, 0], [1, 0, 0]], [0.5], [0.9, 0])
+    assert outputs(function, *inputs, deterministic_draft=[True]) == ([0], [1])
+
+
+@pytest.mark.parametrize("token, expected", [(-1, 1), (3, 1), (2**63 - 1, 1)])
+def test_verify_lets_no_token_lose_weight_to_a_deterministic_draft_outside_the_vocabulary(function, token, expected):
+    inputs = arrays_of([token], [[1, 0, 0]], [[0.25, 0.25, 0.5], [1, 0, 0]], [0], [0.25, 0])
+    assert outputs(function, *inputs, deterministic_draft=[True]) == ([0], [expected])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_verify_with_deterministic_drafts_equals_draft_probs_none(function, seed):
+    case = generate.random_case(seed, shape=(24, 4, 7), with_draft_probs=True)
+    tokens, draft, *others = case.arrays
+    sampled, certain = outputs(function, *case.arrays), outputs(function, tokens, None, *others)
+    assert outputs(function, *case.arrays, deterministic_draft=np.ones(24, bool)) == certain
+    assert outputs(function, *case.arrays, deterministic_draft=np.zeros(24, bool)) == sampled
+    mask = np.random.default_rng(seed).random(24) < 0.5
+    assert outputs(function, *case.arrays, deterministic_draft=mask) == chosen(mask, certain, sampled)
+
+
+def test_verify_refuses_deterministic_drafts_without_draft_probs(function):
+    tokens, _, *others = generate.random_case(3, shape=(4, 5, 7)).arrays
+    with pytest.raises(ValueError, match="^`deterministic_draft` must be None where `draft_probs` is: .*Leave it out"):
+        function(tokens, None, *others, deterministic_draft=np.zeros(4, bool))
+
+
+# Drafts of a smaller vocabulary
+
+
+@pytest.mark.parametrize("uniform", [0, LARGEST_UNIFORM, 1, NAN])
+def test_verify_accepts_tokens_that_the_draft_lacks(function, uniform):
+    inputs = narrow([2], [[0.5, 0.5]], [[0.5, 0.25, 2.0**-126], [0, 1, 0]], [uniform], [0, 0])
+    assert outputs(function, *inputs) == ([1], [1])
+
+
+@pytest.mark.parametrize("target", [0, -1, NAN, SMALLEST_NORMAL - SMALLEST_SUBNORMAL])
+def test_verify_rejects_tokens_that_the_draft_lacks_and_the_target_cannot_emit(function, target):
+    # The residual has 0.25 for token 0, 0 for token 1, the target's whole 0.25 for token 3.
+    inputs = narrow([2], [[0.25, 0.75]], [[0.5, 0.25, target, 0.25], [0, 1, 0, 0]], [0], [0.5, 0])
+    assert outputs(function, *inputs) == ([0], [3])
+    inputs[4][0, 0] = 0.5 - 2.0**-24
+    assert outputs(function, *inputs) == ([0], [0])
+
+
+def test_verify_weighs_what_the_draft_lacks_as_the_target_does(function):
+    # Token 0 is rejected. The residual is (0, 0.25, 0.125, 0.125), or (0, 0.5, 0.125, 0.125) after one column.
+    target = [[0.25, 0.5, 0.125, 0.125], [1, 0, 0, 0]]
+    quarters = [0, 0.5 - 2.0**-24, 0.5, 0.75]
+    for draft, expected in (([[0.75, 0.25]], [1, 1, 2, 3]), ([[1]], [1, 1, 1, 2])):
+        for uniform, token in zip(quarters, expected):
+            inputs = narrow([0], draft, target, [0.5], [uniform, 0])
+            assert outputs(function, *inputs) == ([0], [token])
+
+
+def test_verify_falls_back_to_the_whole_target_row_of_a_draft_of_fewer_columns(function):
+    inputs = narrow([0], [[0.5, 0.5]], [[0.25, 0.25, 0, -1], [1, 0, 0, 0]], [0.5], [0.5, 0])
+    assert outputs(function, *inputs) == ([0], [1])
+
+
+@pytest.mark.parametrize("columns", [0, 1, 3, 6])
+@pytest.mark.parametrize("seed", range(10))
+def test_verify_with_fewer_columns_equals_a_draft_padded_with_zeros(function, seed, columns):
+    case = generate.random_case(seed, shape=(24, 4, 7), with_draft_probs=True)
+    tokens, draft, *others = case.arrays
+    padded = draft.copy()
+    padded[:, :, columns:] = 0
+    for mask in (None, np.random.default_rng(seed).random(24) < 0.5):
+        shortened = outputs(function, tokens, draft[:, :, :columns], *others, deterministic_draft=mask)
+        assert shortened == outputs(function, tokens, padded, *others, deterministic_draft=mask)
+
+
+# float16 and bfloat16
+
+
+@pytest.mark.parametrize(
+    "pattern, token",
+    [(0x3F00, 1), (0x3E80, 0), (0x3F80, 1), (0x3F81, 1), (0x7F80, 1), (0x7F7F, 1)]
+    + [(0, 0), (0x8000, 0), (0xBF80, 0), (0xFF80, 0), (0x7FC0, 0), (0x7F81, 0), (0xFFFF, 0), (1, 0)],
+)
+def test_verify_reads_bfloat16_bit_patterns(function, pattern, token):
+    # 0.5 and 0.25, 1 and the number after it, infinity and the largest number; and patterns without weight.
+    # Drawn at one half, beside a token of 0.375: token 1 if it weighs as much at least.
+    target = np.array([[[0x3EC0, pattern]]], np.uint16)
+    empty = np.zeros((1, 0), np.int64), None
+    uniforms = np.zeros((1, 0), np.float32), np.array([[0.5]], np.float32)
+    assert outputs(function, *empty, target, *uniforms, dtype="bfloat16") == ([0], [token])
+
+
+def test_verify_takes_each_model_in_a_dtype_of_its_own(function):
+    # The ratio is 0.25 to 0.5, whatever holds the two; as integers the bits would not be near it.
+    models = {
+        "float32": lambda values: np.array(values, np.float32),
+        "float16": lambda values: np.array(values, np.float16),
+        "bfloat16": lambda values: generate.as_dtype(np.array(values, np.float32), "bfloat16"),
+    }
+    for draft_dtype, target_dtype in product(models, models):
+        draft = models[draft_dtype]([[[0.5, 0.25, 0.25]]])
+        target = models[target_dtype]([[[0.25, 0.25, 0.5], [0, 1, 0]]])
+        for uniform, expected in ((0.5 - 2.0**-24, ([1], [1])), (0.5, ([0], [2]))):
+            arrays = np.array([[0]]), draft, target, np.float32([[uniform]]), np.float32([[0, 0.5]])
+            assert outputs(function, *arrays, dtype="bfloat16") == expected
+
+
+def test_verify_subtracts_bfloat16_rows_in_float32(function):
+    # In bfloat16 the residual 1 - 2**-13 would be 1, and token 1 would begin at one half.
+    tokens, draft, target, accept, sample = arrays_of([2], [[2.0**-13, 0, 1]], [[1, 1, 0], [0, 0, 1]], [0.5], [0.5, 0])
+    sample[0, 0] = 0.5 - 2.0**-15
+    draft, target = generate.as_dtype(draft, "bfloat16"), generate.as_dtype(target, "bfloat16")
+    assert outputs(function, tokens, draft, target, accept, sample, dtype="bfloat16") == ([0], [1])
+
+
+def test_verify_rejects_bfloat16_targets_below_the_smallest_normal(function):
+    for pattern, accepted in ((0x0080, 1), (0x007F, 0), (0x0001, 0)):
+        target = np.array([[[pattern, 0], [0x3F80, 0]]], np.uint16)
+        arrays = np.array([[0]]), np.zeros((1, 1, 2), np.float32), target, np.float32([[0]]), np.float32([[0, 0]])
+        assert outputs(function, *arrays, dtype="bfloat16") == ([accepted], [0] if accepted else [-1])
+
+
+@pytest.mark.parametrize("target_dtype", generate.DTYPES)
+@pytest.mark.parametrize("draft_dtype", generate.DTYPES)
+def test_verify_equals_itself_on_rows_widened_to_float32(function, draft_dtype, target_dtype):
+    for case in generate.option_cases(100, 30, draft_dtype=draft_dtype, target_dtype=target_dtype):
+        tokens, draft, target, *uniforms = case.arrays
+        widened = [None if probs is None else generate.widened(probs) for probs in (draft, target)]
+        options = {name: value for name, value in case.options.items() if name != "dtype"}
+        expected = outputs(function, tokens, *widened, *uniforms, **options)
+        assert outputs(function, *case.arrays, **case.options) == expected, case.id
+
+
+def test_verify_reads_bfloat16_in_either_byte_order_and_with_strides(function):
+    case = generate.option_case(8, shape=(6, 3, 257), target_dtype="bfloat16", draft_dtype="bfloat16")
+    tokens, draft, target, *uniforms = case.arrays
+    swapped = (draft.astype(">u2"), target.astype(">u2"))
+    strided = (np.repeat(draft, 2, axis=2)[:, :, ::2], np.asfortranarray(target))
+    for models in (swapped, strided):
+        assert outputs(function, tokens, *models, *uniforms, **case.options) == outputs(
+            function, *case.arrays, **case.options
+        )
+
+
+def test_verify_takes_arrays_whose_dtype_is_bfloat16(function):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    for case in generate.option_cases(0, 30, target_dtype="bfloat16", draft_dtype="bfloat16", with_draft_probs=True):
+        tokens, draft, target, *uniforms = case.arrays
+        options = {name: value for name, value in case.options.items() if name != "dtype"}
+        # Neither named nor in need of a name.
+        result = outputs(function, tokens, draft.view(bfloat16), target.view(bfloat16), *uniforms, **options)
+        assert result == outputs(function, *case.arrays, **case.options), case.id
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_verify_leaves_other_dtypes_alone_where_bfloat16_is_named(function, dtype):
+    case = generate.random_case(5, shape=(16, 3, 7), dtype=dtype, with_draft_probs=True)
+    assert outputs(function, *case.arrays, dtype="bfloat16") == outputs(function, *case.arrays)
+    nested = [[0]], [[[0.5, 0.5]]], [[[0.25, 0.75], [1, 0]]], [[0.75]], [[0.1, 0.1]]
+    assert outputs(function, *nested, dtype="bfloat16") == ([0], [1])
+
+
+@pytest.mark.parametrize("name, index", [("draft_probs", 1), ("target_probs", 2)])
+def test_verify_refuses_uint16_that_is_not_said_to_be_bfloat16(function, name, index):
+    inputs = list(generate.random_case(5, shape=(2, 3, 7), dtype="float32", with_draft_probs=True).arrays)
+    inputs[index] = generate.as_dtype(inputs[index], "bfloat16")
+    with pytest.raises(TypeError, match=f'^`{name}` must hold floating-point .*, got uint16. Pass dtype="bfloat16"'):
+        function(*inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "uint16", "", 16])
+def test_verify_refuses_other_values_of_dtype(function, dtype):
+    case = generate.random_case(5, shape=(2, 3, 7))
+    with pytest.raises(ValueError, match=f'^`dtype` must be None or "bfloat16": .*, got {dtype!r}'):
+        function(*case.arrays, dtype=dtype)
+
+
+# Greedy sequences
+
+
+@pytest.mark.parametrize(
+    "row, largest",
+    [
+        ([1, 3, 2], 1),
+        ([3, 1, 2], 0),
+        ([1, 2, 3], 2),
+        ([-5, -3, -4], 1),
+        ([1e30, 7, -1e30], 0),
+        # The lowest of equal ones.
+        ([1, 3, 3, 3], 1),
+        ([2, 2, 2], 0),
+        ([-0.0, 0.0], 0),
+        ([0.0, -0.0], 0),
+        ([-1, -0.0, 0.0], 1),
+        ([-1, 0.0, -0.0], 1),
+        ([1, INF, INF], 1),
+        ([-INF, -INF], 0),
+        # The larger by one bit, of either sign.
+        ([1, 1 + 2.0**-23], 1),
+        ([1 + 2.0**-23, 1], 0),
+        ([-1, -1 + 2.0**-24], 1),
+        ([-1 + 2.0**-24, -1], 0),
+        ([3.4028234663852886e38, INF], 1),
+        ([-INF, -3.4028234663852886e38], 1),
+        # Subnormals are numbers.
+        ([0, 1e-40], 1),
+        ([0, SMALLEST_SUBNORMAL], 1),
+        ([-SMALLEST_SUBNORMAL, -0.0], 1),
+        ([-1e-40, -SMALLEST_SUBNORMAL], 1),
+        ([-SMALLEST_SUBNORMAL, -SMALLEST_NORMAL, -1e-40], 0),
+        ([SMALLEST_SUBNORMAL, 2 * SMALLEST_SUBNORMAL, 2 * SMALLEST_SUBNORMAL], 1),
+        ([SMALLEST_NORMAL - SMALLEST_SUBNORMAL, SMALLEST_NORMAL], 1),
+        # NaN never wins.
+        ([NAN, 1, 2], 2),
+        ([2, NAN, 1], 0),
+        ([1, NAN, 2, NAN, 2], 2),
+        ([NAN, -INF], 1),
+        ([-INF, NAN], 0),
+        ([NAN, INF], 1),
+        ([NAN, -0.0, 0.0], 1),
+        ([-NAN, -5, NAN], 1),
+        ([-5], 0),
+        ([NAN, NAN, NAN], -1),
+        ([-NAN, NAN], -1),
+        ([NAN], -1),
+    ],
+    ids=str,
+)
+def test_verify_greedy_follows_the_largest(function, row, largest):
+    vocab = len(row)
+    ends = arrays_of([], None, [row], [], [0.5])
+    assert outputs(function, *ends, greedy=[True]) == ([0], [largest])
+    # As a proposal, each token is accepted if it is the one, and the walk ends at the next row.
+    bonus = [0] * (vocab - 1) + [1]
+    for token in range(vocab):
+        inputs = arrays_of([token], None, [row, bonus], [0.5], [0.5, 0.5])
+        expected = ([1], [vocab - 1]) if token == largest else ([0], [largest])
+        assert outputs(function, *inputs, greedy=[True]) == expected
+
+
+@pytest.mark.parametrize("pattern", [0x7F800001, 0xFF800001, 0x7FC00000, 0xFFFFFFFF], ids=hex)
+def test_verify_greedy_passes_over_every_kind_of_nan(function, pattern):
+    tokens, draft, target, accept, sample = arrays_of([], None, [[0, -1, 0, -2]], [], [0.5])
+    target.view(np.uint32)[0, 0, ::2] = pattern
+    assert outputs(function, tokens, draft, target, accept, sample, greedy=[True]) == ([0], [1])
+    target.view(np.uint32)[:] = pattern
+    assert outputs(function, tokens, draft, target, accept, sample, greedy=[True]) == ([0], [-1])
+
+
+@pytest.mark.parametrize("dtype, subnormal", [("float16", 1), ("bfloat16", 1), ("float16", 0x3FF), ("bfloat16", 0x7F)])
+def test_verify_greedy_counts_subnormals_of_every_dtype(function, dtype, subnormal):
+    negative = 0x8000 | subnormal
+    for row, largest in (([0, subnormal], 1), ([negative, 0x8000], 1), ([negative, negative + 1], 0)):
+        target = np.array([[row]], np.uint16)
+        target = target.view(np.float16) if dtype == "float16" else target
+        arrays = np.zeros((1, 0), np.int64), None, target, np.zeros((1, 0), np.float32), np.float32([[0.5]])
+        assert outputs(function, *arrays, greedy=[True], dtype="bfloat16") == ([0], [largest])
+
+
+def test_verify_greedy_walks_to_the_first_other_token(function):
+    target = [[0, 2, 1], [5, 2, 1], [0, -1, 7], [-3, -2, -4]]
+    for tokens, expected in (
+        ([1, 0, 2], ([3], [1])),
+        ([1, 0, 1], ([2], [2])),
+        ([1, 2, 2], ([1], [0])),
+        ([0, 0, 2], ([0], [1])),
+        ([1, 3, 2], ([1], [0])),
+        ([1, 2**63 - 1, 2], ([1], [0])),
+        ([1, -1, 2], ([1], [0])),
+        ([1, -(2**63), 2], ([1], [0])),
+        ([-1, 0, 2], ([0], [1])),
+    ):
+        inputs = arrays_of(tokens, [[0, 0, 0]] * 3, target, [NAN] * 3, [NAN] * 4)
+        assert outputs(function, *inputs, greedy=[True]) == expected
+
+
+@pytest.mark.parametrize("length, accepted, token", [(-1, 0, 1), (0, 0, 1), (1, 1, 0), (2, 2, 1), (3, 2, 1)])
+def test_verify_greedy_ends_at_num_draft(function, length, accepted, token):
+    inputs = arrays_of([1, 0], None, [[0, 1], [1, 0], [0, 1]], [0, 0], [0, 0, 0])
+    assert outputs(function, *inputs, greedy=[True], num_draft=[length]) == ([accepted], [token])
+
+
+@pytest.mark.parametrize("token", [-1, 0, 1])
+def test_verify_greedy_stops_at_a_row_of_nan(function, token):
+    # The token -1 is not the row's -1: both stop, at the row of NaN.
+    inputs = arrays_of([0, token, 0], None, [[1, 0], [NAN, NAN], [1, 0], [1, 0]], [0] * 3, [0] * 4)
+    assert outputs(function, *inputs, greedy=[True]) == ([1], [-1])
+
+
+def test_verify_greedy_takes_the_rejected_token_again_where_it_is_the_largest_elsewhere(function):
+    # What sampling would do with the row plays no part: no weight is taken off, no row is replaced.
+    inputs = arrays_of([1], [[0, 1]], [[-1, -2], [0, 1]], [0], [0.9, 0])
+    assert outputs(function, *inputs, greedy=[True]) == ([0], [0])
+
+
+def test_verify_greedy_is_for_each_sequence_by_itself(function):
+    # Sampled, 0.25 of 0.5 is rejected at one half and the residual is token 1; greedy, token 0 is not largest.
+    inputs = repeated(arrays_of([1], [[0, 1]], [[0.375, 0.625], [1, 0]], [0.75], [0, 0]), 3)
+    assert outputs(function, *inputs) == ([0, 0, 0], [0, 0, 0])
+    for mask in ([False, True, False], np.array([False, True, True, False, False, True])[::2]):
+        assert outputs(function, *inputs, greedy=mask) == ([0, 1, 0], [0, 0, 0])
+    assert outputs(function, *inputs, greedy=[True, False, True], num_draft=[0, 1, 1]) == ([0, 0, 1], [1, 0, 0])
+
+
+def test_verify_greedy_has_no_use_for_deterministic_drafts(function):
+    case = generate.random_case(5, shape=(16, 3, 7), with_draft_probs=True)
+    greedy = outputs(function, *case.arrays, greedy=np.ones(16, bool))
+    assert outputs(function, *case.arrays, greedy=np.ones(16, bool), deterministic_draft=np.ones(16, bool)) == greedy
+    tokens, _, *others = case.arrays
+    assert outputs(function, tokens, None, *others, greedy=np.ones(16, bool)) == greedy
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_verify_greedy_equals_a_loop_over_argmax(function, seed):
+    # On logits without NaN, where numpy's argmax is the rule.
+    rng = np.random.default_rng(seed)
+    target = rng.integers(-3, 4, (24, 5, (2, 7, 257)[seed % 3])).astype(np.float32)
+    best = target.argmax(axis=2)
+    tokens = np.where(rng.random((24, 4)) < 0.8, best[:, :4], rng.integers(-1, target.shape[2] + 1, (24, 4)))
+    accepted, next_token = [], []
+    for row in range(24):
+        stop = 0
+        while stop < 4 and tokens[row, stop] == best[row, stop]:
+            stop += 1
+        accepted.append(stop)
+        next_token.append(int(best[row, stop]))
+    assert outputs(function, tokens, None, target, greedy=np.ones(24, bool)) == (accepted, next_token)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_verify_with_a_greedy_mask_mixes_greedy_and_sampled_sequences(function, seed):
+    case = generate.random_case(seed, shape=(24, 4, 7))
+    mask = np.random.default_rng(seed).random(24) < 0.5
+    sampled, greedy = outputs(function, *case.arrays), outputs(function, *case.arrays, greedy=np.ones(24, bool))
+    assert outputs(function, *case.arrays, greedy=np.zeros(24, bool)) == sampled
+    assert outputs(function, *case.arrays, greedy=mask) == chosen(mask, greedy, sampled)
+
+
+def test_verify_greedy_needs_no_uniforms(function):
+    target = np.float32([[[0, 1], [1, 0]]])
+    for seed in (None, 7, [7]):
+        assert outputs(function, [[1]], None, target, greedy=[True], seed=seed) == ([1], [0])
+
+
+# What a batch emits
+
+
+def test_emitted_tokens_are_the_accepted_prefix_and_the_next_token():
+    tokens = [[10, 11, 12], [20, 21, 22], [30, 31, 32], [40, -1, 42], [50, 51, 52]]
+    emitted = reference.emitted_tokens(tokens, [3, 2, 0, 1, 1], [13, 23, 33, 43, -1])
+    assert emitted.dtype == np.int64
+    assert emitted.tolist() == [
+        [10, 11, 12, 13],
+        [20, 21, 23, -1],
+        [33, -1, -1, -1],
+        [40, 43, -1, -1],
+        [50, -1, -1, -1],
+    ]
+
+
+@pytest.mark.parametrize("accepted, clamped", [(-1, 0), (-(2**63), 0), (3, 2), (2**63 - 1, 2)])
+def test_emitted_tokens_clamps_accepted(accepted, clamped):
+    tokens = np.array([[5, 6]], np.int32)
+    emitted = reference.emitted_tokens(tokens, np.array([accepted]), np.array([9]))
+    assert emitted.tolist() == reference.emitted_tokens(tokens, np.array([clamped]), np.array([9])).tolist()
+    assert emitted.tolist() == [[9, -1, -1] if clamped == 0 else [5, 6, 9]]
+
+
+def test_emitted_tokens_takes_empty_batches_and_drafts_of_no_tokens():
+    assert reference.emitted_tokens(np.zeros((0, 2), np.int64), [], []).shape == (0, 3)
+    assert reference.emitted_tokens(np.zeros((2, 0), np.int32), [0, 0], [4, -1]).tolist() == [[4], [-1]]
+
+
+def test_emitted_tokens_leaves_its_inputs_alone_and_takes_views():
+    tokens, accepted, next_token = np.arange(24).reshape(4, 6), np.array([0, 9, 1, 9, 2, 9, 3, 9]), np.arange(100, 104)
+    before = tokens.copy(), accepted.copy(), next_token.copy()
+    emitted = reference.emitted_tokens(tokens[:, ::2], accepted[::2], next_token[::-1])
+    assert emitted.tolist() == [[103, -1, -1, -1], [6, 102, -1, -1], [12, 14, 101, -1], [18, 20, 22, 100]]
+    for array, copy in zip((tokens, accepted, next_token), before):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_emitted_tokens_of_what_verify_returned():
+    for case in generate.option_cases(0, 50):
+        result = reference.verify(*case.arrays, **case.options)
+        emitted = reference.emitted_tokens(case.draft_tokens, *result).tolist()
+        for tokens, stop, token, row in zip(case.draft_tokens.tolist(), *map(np.ndarray.tolist, result), emitted):
+            assert row == tokens[:stop] + [token] + [-1] * (len(tokens) - stop), case.id
+
+
 # One against the other, and cases whose answer is known beforehand
 
 
@@ -594,6 +1135,15 @@ def test_verify_equals_verify_scalar_on_random_cases(first_seed):
         with np.errstate(all="raise"):
             accepted, next_token = reference.verify(*case.arrays)
         expected = reference.verify_scalar(*case.arrays)
+        assert (accepted.tolist(), next_token.tolist()) == expected, case.id
+
+
+@pytest.mark.parametrize("first_seed", range(0, OPTION_CASES, CASES_PER_TEST))
+def test_verify_equals_verify_scalar_on_option_cases(first_seed):
+    for case in generate.option_cases(first_seed, CASES_PER_TEST):
+        with np.errstate(all="raise"):
+            accepted, next_token = reference.verify(*case.arrays, **case.options)
+        expected = reference.verify_scalar(*case.arrays, **case.options)
         assert (accepted.tolist(), next_token.tolist()) == expected, case.id
 
 
@@ -655,6 +1205,96 @@ def test_random_cases_reach_every_branch():
     assert vocabs == set(generate.VOCABS)
     assert kinds == {"all accepted", "ended", "beyond the vocabulary", "rejected", "rejected a certain token"}
     assert on_boundary > 50
+
+
+def test_option_cases_reach_every_branch():
+    vocabs, dtypes, token_dtypes, given, seeds, masks, columns = (set() for _ in range(7))
+    kinds: Counter[object] = Counter()
+    for case in generate.option_cases(0, 1000):
+        tokens, draft, target, accept, sample = case.arrays
+        (batch, num_draft), vocab = tokens.shape, target.shape[2]
+        options = case.options
+        vocabs.add(vocab)
+        token_dtypes.add(tokens.dtype.name)
+        dtypes.add((draft is not None and draft.dtype.name, target.dtype.name))
+        given.add((accept is None, sample is None))
+        seeds.add(type(options.get("seed")))
+        # The kernels take a seed only where it is needed, and uint16 only where it is explained.
+        assert (accept is None or sample is None) == ("seed" in options)
+        assert options.get("dtype") == "bfloat16" or np.dtype(np.uint16) not in (
+            target.dtype,
+            getattr(draft, "dtype", 0),
+        )
+        for name in ("deterministic_draft", "greedy"):
+            mask = options.get(name)
+            masks.add((name, None if mask is None or batch < 2 else (bool(mask.all()), bool(mask.any()))))
+        lengths = options.get("num_draft")
+        if lengths is not None:
+            kinds.update({(lengths.dtype.name, "below 0"): (lengths < 0).sum()})
+            kinds.update({(lengths.dtype.name, "above K"): (lengths > num_draft).sum()})
+            kinds.update({(lengths.dtype.name, "in between"): ((lengths > 0) & (lengths < num_draft)).sum()})
+        if draft is not None and vocab > 2:
+            columns.add(
+                "all" if draft.shape[2] == vocab else {vocab - 1: "less one", 1: "one"}.get(draft.shape[2], "half")
+            )
+
+        accepted, next_token = reference.verify(*case.arrays, **options)
+        ends = generate.proposals(tokens, lengths)
+        values = generate.widened(target)
+        first, last = generate.largest(values)
+        for row, stop in enumerate(accepted.tolist()):
+            greedy = bool(options["greedy"][row]) if "greedy" in options else False
+            stopped_by = int(tokens[row, stop]) if stop < ends[row] else None
+            kinds[greedy, "accepted", stop] += 1
+            kinds[greedy, "ended" if stopped_by is None else "rejected"] += 1
+            kinds[greedy, "no token"] += next_token[row] < 0
+            if greedy:
+                there = values[row, stop]
+                best = there[first[row, stop]]
+                kinds["rejected as large"] += stopped_by == last[row, stop] != first[row, stop]
+                kinds["accepted one of several"] += bool((first != last)[row, :stop].any())
+                kinds["subnormal"] += 0 < abs(best) < SMALLEST_NORMAL
+                kinds["zeros"] += best == 0 and len(set(np.signbit(there[there == 0]))) == 2
+                kinds["minus infinity beside NaN"] += best == -INF and bool(np.isnan(there).any())
+                kinds["NaN first"] += bool(np.isnan(there[0])) and next_token[row] > 0
+            elif draft is not None:
+                certain = bool(options["deterministic_draft"][row]) if "deterministic_draft" in options else False
+                lacking = tokens[row] >= draft.shape[2]
+                kinds[certain, "accepted a token that the draft lacks"] += bool(lacking[:stop].any())
+                if stopped_by is not None:
+                    kinds[certain, "rejected one"] += stopped_by < draft.shape[2]
+                    kinds[certain, "rejected one that the draft lacks"] += draft.shape[2] <= stopped_by < vocab
+                    kinds[certain, "rejected one beyond the vocabulary"] += stopped_by >= vocab
+    assert vocabs == set(generate.VOCABS)
+    assert token_dtypes == {"int32", "int64"}
+    names = ("float32", "float16", "uint16")
+    assert dtypes == {*product(names, names), *((False, name) for name in names)}
+    assert given == set(product([False, True], repeat=2))
+    assert seeds == {type(None), int, np.ndarray}
+    assert masks == set(product(["deterministic_draft", "greedy"], [None, (True, True), (False, True), (False, False)]))
+    assert columns == {"all", "less one", "half", "one"}
+    assert min(kinds.values()) >= 3, kinds
+    assert len(kinds) == 2 * 3 + 2 * (generate.MAX_DRAFT + 1) + 2 * 3 + 6 + 2 * 4
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["odd", "clean"])
+def test_option_case_is_a_function_of_its_seed(clean):
+    for seed in range(20):
+        first, second = generate.option_case(seed, clean=clean), generate.option_case(seed, clean=clean)
+        assert first.id == second.id
+        assert first.options.keys() == second.options.keys()
+        for array, other in zip((*first.arrays, *first.options.values()), (*second.arrays, *second.options.values())):
+            same = array.tobytes() == other.tobytes() if isinstance(array, np.ndarray) else array == other
+            assert same, (first.id, array)
+
+
+def test_bfloat16_of_the_cases_rounds_to_nearest_even():
+    values = np.float32(
+        [1, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-23, 3.4028234663852886e38, -INF, 2.0**-134]
+    )
+    assert generate.as_dtype(values, "bfloat16").tolist() == [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0x7F80, 0xFF80, 0]
+    patterns = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC00000], np.uint32)
+    assert np.isnan(generate.widened(generate.as_dtype(patterns.view(np.float32), "bfloat16"))).all()
 
 
 def test_random_case_is_a_function_of_its_seed():
