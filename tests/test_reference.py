@@ -1250,7 +1250,7 @@ def test_option_cases_reach_every_branch():
             kinds[greedy, "no token"] += next_token[row] < 0
             if greedy:
                 there = values[row, stop]
-                best = there[first[row, stop]]
+                best = float(there[first[row, stop]])
                 kinds["rejected as large"] += stopped_by == last[row, stop] != first[row, stop]
                 kinds["accepted one of several"] += bool((first != last)[row, :stop].any())
                 kinds["subnormal"] += 0 < abs(best) < SMALLEST_NORMAL
