@@ -59,8 +59,7 @@ _default_queue: dpctl.SyclQueue | None = None
 _device_ids: dict[tuple[dpctl.SyclContext, dpctl.SyclDevice], int] = {}
 
 # As in launch.py: dpctl's own library, found through an extension module that links to it.
-# These calls are too short to give the GIL away for.
-_dpctl = ctypes.PyDLL(dpctl._sycl_queue.__file__)
+_dpctl = ctypes.CDLL(dpctl._sycl_queue.__file__)
 _usm_type = _dpctl.DPCTLUSM_GetPointerType
 _usm_type.restype = ctypes.c_int
 _usm_type.argtypes = [ctypes.c_void_p, ctypes.c_void_p]  # memory and context; 0 for memory that is not the context's
