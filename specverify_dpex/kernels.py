@@ -46,9 +46,16 @@ from specverify_dpex.intrinsics import (
     num_groups,
 )
 
-# A weight's two limbs have 22 bits each: 2**22 is what both are scaled by.
+# A weight in units of 2**-44 has two limbs, multiples of 2**24 units and what is left of them.
+WEIGHT_SCALE = np.float32(2.0**44)
+LOW_BITS = np.uint64(24)
+# The smallest float32 whose last bit is worth 2**24. What is added to it is rounded to multiples of that, and the bits
+# of the sum count them.
+ROUNDER = np.float32(2.0**47)
+ROUNDER_BITS = np.uint32(0x57000000)
+
+# Sums of 64 bits are added up over a work-group in three limbs.
 LIMB_BITS = np.uint64(22)
-LIMB_SCALE = np.float32(2**22)
 LIMB_MASK = np.uint64(2**22 - 1)
 SMALLEST_NORMAL = np.float32(2.0**-126)
 # Scales both sides of the acceptance test so that nothing underflows: the sides differ by at least 2**-174 where
@@ -151,17 +158,21 @@ def _accepts(target, draft, uniform):
 
 @dpex.device_func
 def _limbs(r):
-    """The weight floor(2**44 * min(max(r, 0), 1)) as two limbs of 22 bits, by 32-bit instructions; NaN -> 0."""
+    """The weight floor(2**44 * min(max(r, 0), 1)) as two limbs, by 32-bit instructions; NaN -> 0.
+
+    The upper one is rounded to nearest, so the lower one has a sign: 2**23 at most. Where r < 2**-21 there may be a
+    fraction to drop, but there the upper limb is zero; elsewhere both are exact.
+    """
     positive = r if r > np.float32(0) else np.float32(0)
-    scaled = np.float32((positive if positive < np.float32(1) else np.float32(1)) * LIMB_SCALE)
-    high = np.int32(scaled)
-    low = np.int32(np.float32(scaled - np.float32(high)) * LIMB_SCALE)
-    return np.uint32(high), np.uint32(low)
+    scaled = np.float32((positive if positive < np.float32(1) else np.float32(1)) * WEIGHT_SCALE)
+    rounded = np.float32(scaled + ROUNDER)
+    low = np.int32(np.float32(scaled - np.float32(rounded - ROUNDER)))
+    return np.uint32(bits_of(rounded) - ROUNDER_BITS), low
 
 
 @dpex.device_func
 def _combine(high, low):
-    return (np.uint64(high) << LIMB_BITS) + np.uint64(low)
+    return np.uint64((np.uint64(high) << LOW_BITS) + np.uint64(np.int64(low)))
 
 
 @dpex.device_func
@@ -182,8 +193,8 @@ def _weight(target_row, draft_row, draft_end, excluded, v):
 
 
 @dpex.device_func
-def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes):
-    """This work-item's share of the weights of tokens [first, last), a tile: every lanes-th of them.
+def _row_mass(target_row, draft_row, residual, first, last, lane, lanes):
+    """This work-item's share of the weights of tokens [first, last): every lanes-th of them, at most MAX_TILE_STEPS.
 
     Four at a time, so that their steps overlap. Counters have 32 bits and addresses start at the work-item's own token,
     since 64-bit arithmetic takes several instructions on most GPUs.
@@ -200,7 +211,7 @@ def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes):
     stride = np.int32(4 * lanes)
     whole = np.int32(length - np.int32(np.uint32(length) % np.uint32(stride)))
     high_sum = np.uint32(0)
-    low_sum = np.uint32(0)
+    low_sum = np.int32(0)
     v = np.int32(0)
     while v < whole:
         high0, low0 = _limbs(_value(target0, draft0, residual, v))
@@ -208,15 +219,27 @@ def _tile_mass(target_row, draft_row, residual, first, last, lane, lanes):
         high2, low2 = _limbs(_value(target2, draft2, residual, v))
         high3, low3 = _limbs(_value(target3, draft3, residual, v))
         high_sum = np.uint32(high_sum + high0 + high1 + high2 + high3)
-        low_sum = np.uint32(low_sum + low0 + low1 + low2 + low3)
+        low_sum = np.int32(low_sum + low0 + low1 + low2 + low3)
         v = np.int32(v + stride)
     v = whole
     while v + lane < length:
         high, low = _limbs(_value(target0, draft0, residual, v))
         high_sum = np.uint32(high_sum + high)
-        low_sum = np.uint32(low_sum + low)
+        low_sum = np.int32(low_sum + low)
         v = np.int32(v + np.int32(lanes))
     return _combine(high_sum, low_sum)
+
+
+@dpex.device_func
+def _mass(target_row, draft_row, draft_end, first, last, lane, lanes):
+    """The same, of the residual below `draft_end` and of the target's row from there on."""
+    middle = max(first, min(last, draft_end))
+    mass = np.uint64(0)
+    if first < middle:
+        mass += _row_mass(target_row, draft_row, True, first, middle, lane, lanes)
+    if middle < last:
+        mass += _row_mass(target_row, draft_row, False, middle, last, lane, lanes)
+    return mass
 
 
 @dpex.device_func
@@ -246,25 +269,51 @@ def _join(low, middle, high):
 
 
 @dpex.device_func
-def _sum_tiles(
-    target_row, draft_row, draft_end, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, sums,
+def _sum_slice(
+    target_row, draft_row, draft_end, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, lane_mass,
 ):  # fmt: skip
-    """Add up the weights of each tile in [first_tile, last_tile), by the whole work-group, and write the sums."""
+    """The mass of the tiles in [first_tile, last_tile); each work-item's share up to each tile goes to `lane_mass`.
+
+    The work-items meet once, at the end, as the tiles are too short to have them do so at each.
+    """
+    # The first work-item takes the excluded token's weight back, so that its share may be below zero, modulo 2**64.
+    excluded_tile = np.int64(-1)
+    excluded_mass = np.uint64(0)
+    if excluded >= 0 and excluded < vocab:
+        excluded_tile = excluded // tile_length
+        if lane == 0:
+            excluded_mass = _weight(target_row, draft_row, 0, -1, excluded)
+    mass = np.uint64(0)
     for tile in range(first_tile, last_tile):
         first = tile * tile_length
         last = min(first + tile_length, vocab)
-        middle = max(first, min(last, draft_end))
-        mass = np.uint64(0)
-        if middle > first:
-            mass += _tile_mass(target_row, draft_row, True, first, middle, lane, lanes)
-        if middle < last:
-            mass += _tile_mass(target_row, draft_row, False, middle, last, lane, lanes)
-        mass = _sum64(mass)
-        if lane == 0:
-            if excluded >= first and excluded < last:
-                high, low = _limbs(load(target_row, excluded))
-                mass -= _combine(high, low)
-            sums[tile] = mass
+        mass += _mass(target_row, draft_row, draft_end, first, last, lane, lanes)
+        mass -= excluded_mass if tile == excluded_tile else np.uint64(0)
+        lane_mass[tile * lanes + lane] = mass
+    return _sum64(mass)
+
+
+@dpex.device_func
+def _find_tile(lane_mass, first_tile, last_tile, threshold, lane, lanes):
+    """The first tile of a slice up to which its mass exceeds the threshold, by the whole work-group.
+
+    The tiles are divided into one part more than there are work-items, each looks at the last tile of a part, and the
+    part that is found is divided again.
+    """
+    while last_tile - first_tile > 1:
+        tiles = np.uint32(last_tile - first_tile)
+        part = np.int64(np.uint32(tiles + lanes) // np.uint32(lanes + 1))
+        found = np.uint32(np.uint32(tiles - 1) // np.uint32(part))
+        tile = first_tile + lane * part + part - 1
+        if tile < last_tile - 1:
+            mass = np.uint64(0)
+            for other in range(lanes):
+                mass += lane_mass[tile * lanes + other]
+            if threshold < mass:
+                found = np.uint32(lane)
+        first_tile += np.int64(group_min(found)) * part
+        last_tile = min(first_tile + part, last_tile)
+    return first_tile
 
 
 @dpex.device_func
@@ -289,10 +338,10 @@ def _walk(
     target_probs_position, uniform_accept, uniform_accept_position, keys, keys_batch, seed, offset, options,
     uses_draft, limit, draft_vocab, vocab, sequence, lane, lanes,
 ):  # fmt: skip
-    """The first stop of a sequence: accepted * 2, plus 1 where the drafts ended without a rejection.
+    """The first stop of a sequence: accepted * 4, plus 2 where the drafts ended without a rejection, plus uses_draft.
 
     Work-items look at neighbouring positions and the group takes the first stop: a serial walk with an exit would
-    leave its result divergent to the compiler, and with it the loops that follow.
+    leave its result divergent to the compiler, and with it the loops that follow. So would a mask that was read.
     """
     first_stop = limit * 2 + 1
     for step in range(limit):
@@ -315,7 +364,7 @@ def _walk(
             accepts = _accepts(target, draft, uniform)
         if not accepts:
             first_stop = min(first_stop, position * 2 + (1 if token < 0 else 0))
-    return np.int64(group_min(np.uint32(first_stop)))
+    return np.int64(group_min(np.uint32(first_stop * 2 + (1 if uses_draft else 0))))
 
 
 @dpex.device_func
@@ -393,11 +442,12 @@ def verify_kernel(
     max_draft,
     draft_vocab,          # IN   at most vocab: the draft's probability is 0 beyond
     vocab,
-    tile_length,          # IN   tokens of a tile, a multiple of the work-group's size and at most 512 times it
+    tile_length,          # IN   tokens of a tile, a multiple of the work-group's size and at most MAX_TILE_STEPS of it
     slice_tiles,          # IN   tiles of a work-group's slice; slices * slice_tiles >= tiles
     tiles,                # IN   tiles of a row
     arrivals,             # I/O  (batch,) uint32, zero before and after: the slices of each sequence that are done
-    tile_mass,            # TMP  (batch, tiles) uint64
+    slice_mass,           # TMP  (batch, slices) uint64
+    lane_mass,            # TMP  (batch, tiles, work-group size) uint64: in its slice, each work-item's share so far
     accepted,             # OUT  (batch,) int64
     next_token,           # OUT  (batch,) int64
 ):
@@ -410,7 +460,8 @@ def verify_kernel(
     first_token = sequence * draft_tokens_batch  # an index, as the width of a token is known where it is read
     draft_probs = at(draft_probs, sequence * draft_probs_batch)
     target_probs = at(target_probs, sequence * target_probs_batch)
-    tile_mass = at(tile_mass, sequence * tiles)
+    slice_mass = at(slice_mass, sequence * slices)
+    lane_mass = at(lane_mass, sequence * tiles * lanes)
     limit = _draft_limit(num_draft, num_draft_batch, max_draft, options, sequence)
 
     if _masked(options, GREEDY_MASK, greedy, greedy_batch, sequence):
@@ -432,8 +483,9 @@ def verify_kernel(
         target_probs_position, at(uniform_accept, sequence * uniform_accept_batch), uniform_accept_position, keys,
         keys_batch, seed, offset, options, uses_draft, limit, draft_vocab, vocab, sequence, lane, lanes,
     )  # fmt: skip
-    position = stop >> 1
-    rejected = (stop & 1) == 0
+    position = stop >> 2
+    rejected = (stop & 2) == 0
+    uses_draft = (stop & 1) != 0
     draft_end = draft_vocab if rejected and uses_draft else np.int64(0)
     excluded = np.int64(-1)
     if rejected and not uses_draft:
@@ -443,41 +495,40 @@ def verify_kernel(
 
     first_tile = min(slice_index * slice_tiles, tiles)
     last_tile = min(first_tile + slice_tiles, tiles)
-    _sum_tiles(
-        target_row, draft_row, draft_end, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, tile_mass,
+    total = _sum_slice(
+        target_row, draft_row, draft_end, excluded, vocab, tile_length, first_tile, last_tile, lane, lanes, lane_mass,
     )  # fmt: skip
 
+    # The last work-group to arrive draws. Each work-item takes neighbouring slices: one scan of their sums finds the
+    # slices of which work-item the threshold falls into.
+    share = np.int64(np.uint32(slices + lanes - 1) // np.uint32(lanes))
+    mass = np.uint64(0)
+    group_barrier()
     if slices > 1:
         arrived = np.uint32(0)
         if lane == 0:
+            slice_mass[slice_index] = total
             arrived = atomic_increment(at(arrivals, sequence))
         if group_sum(arrived) != np.uint32(slices - 1):
             return
         if lane == 0:
             arrivals[sequence] = np.uint32(0)
-    group_barrier()
-
-    # Each work-item takes neighbouring tiles, and later neighbouring tokens: one scan of their sums finds which
-    # work-item's share the threshold falls in, and that one walks through its share.
-    share = np.int64(np.uint32(tiles + lanes - 1) // np.uint32(lanes))
-    mass = np.uint64(0)
-    for tile in range(lane * share, min(lane * share + share, tiles)):
-        mass += tile_mass[tile]
-    total = _sum64(mass)
+        group_barrier()
+        for index in range(lane * share, min(lane * share + share, slices)):
+            mass += slice_mass[index]
+        total = _sum64(mass)
 
     # A total of 2**64, all of MAX_VOCAB weights at their largest, has wrapped to zero: any weight tells it from zero.
     wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, draft_end, excluded, 0) != 0
+    one_slice = slices == 1
     if total == 0 and rejected and not wrapped:
         draft_end = np.int64(0)
         excluded = np.int64(-1)
-        _sum_tiles(
-            target_row, draft_row, 0, -1, vocab, tile_length, 0, tiles, lane, lanes, tile_mass,
+        total = _sum_slice(
+            target_row, draft_row, 0, -1, vocab, tile_length, 0, tiles, lane, lanes, lane_mass,
         )  # fmt: skip
         group_barrier()
-        mass = np.uint64(0)
-        for tile in range(lane * share, min(lane * share + share, tiles)):
-            mass += tile_mass[tile]
-        total = _sum64(mass)
+        one_slice = True
         wrapped = vocab == MAX_VOCAB and total == 0 and _weight(target_row, draft_row, draft_end, excluded, 0) != 0
 
     if options & PHILOX_SAMPLE:
@@ -493,24 +544,35 @@ def verify_kernel(
             # U * 2**64 / 2**32 lies among equal weights of 2**44: the token is U / 2**12.
             next_token[sequence] = np.int64(fixed >> np.uint64(12)) if wrapped else np.int64(-1)
         return
-
     threshold = _threshold(fixed, total)
-    lower = _scan64(mass)
-    found = np.int64(0)
-    before = np.uint64(0)
-    if lower <= threshold and threshold < lower + mass:
-        found = lane * share
-        before = lower
-        for _ in range(share):
-            if threshold < before + tile_mass[found]:
-                break
-            before += tile_mass[found]
-            found += 1
-    first = np.int64(group_sum(np.uint32(found))) * tile_length
-    before = _sum64(before)
 
+    # The slice that the threshold falls into, and the mass before it.
+    first_tile = np.int64(0)
+    last_tile = tiles
+    before = np.uint64(0)
+    if not one_slice:
+        lower = _scan64(mass)
+        found = np.int64(0)
+        if lower <= threshold and threshold < lower + mass:
+            found = lane * share
+            before = lower
+            for _ in range(share):
+                if threshold < before + slice_mass[found]:
+                    break
+                before += slice_mass[found]
+                found += 1
+        first_tile = np.int64(group_sum(np.uint32(found))) * slice_tiles
+        last_tile = min(first_tile + slice_tiles, tiles)
+        before = _sum64(before)
+    slice_first = first_tile
+
+    first_tile = _find_tile(lane_mass, first_tile, last_tile, np.uint64(threshold - before), lane, lanes)
+    if first_tile > slice_first:
+        before += _sum64(lane_mass[(first_tile - 1) * lanes + lane])
+
+    # Each work-item takes neighbouring tokens of the tile; that whose share holds the threshold walks through it.
     share = np.int64(np.uint32(tile_length) // np.uint32(lanes))
-    first += lane * share
+    first = first_tile * tile_length + lane * share
     last = min(first + share, vocab)
     mass = np.uint64(0)
     for v in range(first, last):
@@ -653,8 +715,8 @@ def stats_kernel(
 # A sum of weights that is one.
 ONE = np.uint64(2**44)
 WEIGHT_UNIT = np.float32(2.0**-44)
-# Elements of a chunk for each work-item: its 32-bit counters of limbs hold 1,023.
-CHECKED_STEPS = 512
+# Elements of a chunk for each work-item: its 32-bit counters of limbs hold 255.
+CHECKED_STEPS = 128
 
 
 @dpex.device_func
@@ -772,20 +834,20 @@ def _check_chunk(chunk, length, largest, is_greedy, lane, lanes):
     own = at(chunk, lane)
     bad = length
     high_sum = np.uint32(0)
-    low_sum = np.uint32(0)
+    low_sum = np.int32(0)
     v = np.int32(0)
     while v < whole:
         value = load(own, v)
         high, low = _limbs(value)
         high_sum = np.uint32(high_sum + high)
-        low_sum = np.uint32(low_sum + low)
+        low_sum = np.int32(low_sum + low)
         bad = min(bad, np.int32(v + np.int32(lane)) if _is_bad(value, largest, is_greedy) else length)
         v = np.int32(v + stride)
     if whole + lane < length:
         value = load(own, whole)
         high, low = _limbs(value)
         high_sum = np.uint32(high_sum + high)
-        low_sum = np.uint32(low_sum + low)
+        low_sum = np.int32(low_sum + low)
         bad = min(bad, np.int32(whole + np.int32(lane)) if _is_bad(value, largest, is_greedy) else length)
     return bad, _combine(high_sum, low_sum)
 

@@ -44,7 +44,8 @@ OUTPUTS = ("out[0]", "out[1]")
 
 # What changes between calls with one plan, in the order in which `launch.run` is given it after the scratch.
 _VARYING = (
-    "tile_mass",
+    "lane_mass",
+    "slice_mass",
     "arrivals",
     "draft_tokens",
     "target_probs",
@@ -154,7 +155,9 @@ class Plan:
         groups = (self.batch, -(-tiles // slice_tiles))
         self._bound = (kernel, self.queue, arguments, groups, work_group)
         self.launch = launch.Launch(*self._bound, _VARYING)
-        self.scratch = launch.Scratch(self.queue, (8 * self.batch * tiles, 4 * self.batch))
+        lane_mass, slice_mass, arrivals = 8 * tiles * work_group, 8 * groups[1], 4
+        parts = (self.batch * part for part in (lane_mass, slice_mass, arrivals))
+        self.scratch = launch.Scratch(self.queue, tuple(parts))
 
     def launch_on(self, *addresses: int) -> launch.Launch:
         """A launch on these arrays alone: the values of `_VARYING`, of which only "offset" still varies."""

@@ -8,8 +8,8 @@ import dpctl
 
 MAX_WORK_GROUP = 1024
 """Work-items of a work-group: the limbs of as many 64-bit sums fit in 32 bits when they are added."""
-MAX_TILE_STEPS = 512
-"""Elements of a tile for each work-item: its 32-bit counters of limbs hold 1,023."""
+MAX_TILE_STEPS = 255
+"""Elements of a tile for each work-item: as many lower limbs of up to 2**23 fit in its 32-bit counter."""
 
 
 class LaunchShape(NamedTuple):
@@ -24,9 +24,9 @@ class LaunchShape(NamedTuple):
 # the other, each over the whole tile: with more work-items than lanes, each vector uses a part of every cache line.
 _CPU_WORK_GROUP = 8
 _GPU_WORK_GROUP = 256
-# Long tiles have fewer sums to write and to search; short ones leave less to search inside.
-_CPU_TILE_STEPS = 64
-_GPU_TILE_STEPS = 16
+# Each work-item writes its sum once for each tile, 8 bytes: long tiles write and search fewer sums, short ones leave
+# less to search inside, which one work-item does token by token.
+_TILE_STEPS = 32
 # Work-groups that a compute unit wants, to hide the latency of loads and to even out rows that read one array with
 # those that read two.
 _CPU_GROUPS_PER_UNIT = 4
@@ -41,4 +41,4 @@ def launch_shape(batch: int, vocab: int, device: dpctl.SyclDevice) -> LaunchShap
     work_group = min(_CPU_WORK_GROUP if cpu else _GPU_WORK_GROUP, device.max_work_group_size)
     wanted = device.max_compute_units * (_CPU_GROUPS_PER_UNIT if cpu else _GPU_GROUPS_PER_UNIT)
     slices = max(1, min(-(-wanted // batch), vocab // _SMALLEST_SLICE))
-    return LaunchShape(work_group, _CPU_TILE_STEPS if cpu else _GPU_TILE_STEPS, slices)
+    return LaunchShape(work_group, _TILE_STEPS, slices)

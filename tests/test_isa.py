@@ -24,7 +24,7 @@ L32:
         sync.nop                             null                             {Compacted,$5.dst}
         mov (16|M0)              r20.0<1>:d    r18.0<8;8,1>:f                   {Compacted,@1}
         mov (16|M0)              r22.0<1>:f    r20.0<8;8,1>:d                   {Compacted,@1}
-        mov (16|M0)              r24.0<1>:ud   acc0.0<8;8,1>:f                  {Compacted,@1}
+        add (16|M0)              r24.0<1>:f    r22.0<8;8,1>:f  r18.0<8;8,1>:f   {Compacted,@1}
 (~f0.1) break (16|M0)                        L64                  L64
         while (16|M0)                        L32
 L64:

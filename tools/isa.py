@@ -177,11 +177,11 @@ def token_loops(assembly: str) -> Iterator[tuple[int, float]]:
 
     Those that take the most tokens at a time come last, after the loops for remainders.
 
-    Every instruction counts, with those of the loop itself and the waits for loads. A token takes two conversions from
-    float to integer, for the two limbs of its weight: that tells those loops from others, and how many tokens a turn
+    Every instruction counts, with those of the loop itself and the waits for loads. A token takes one conversion from
+    float to integer, for the lower limb of its weight: that tells those loops from others, and how many tokens a turn
     has.
     """
-    bodies = [(sum(map(_conversion_lanes, body)) / 2, body) for body in inner_loops(assembly)]
+    bodies = [(sum(map(_conversion_lanes, body)), body) for body in inner_loops(assembly)]
     for tokens, body in sorted(bodies):
         if tokens:
             loaded = sum(_width(line) for line in body if re.search(r"\bsend\S* +\(", line))
