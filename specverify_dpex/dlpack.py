@@ -707,9 +707,12 @@ class _TorchKinds(Kind):
             elif device.type == "xpu":
                 kind = _TorchXpuKind(self._torch, device, argument)
             else:
+                remedy = "Such a tensor has no data: create it on one of these"
+                if device.type != "meta":
+                    remedy = f"Copy it, for example with {argument}.cpu()"
                 raise BufferError(
                     f"`{argument}` must be on a SYCL device or on the host: expected a torch device xpu or cpu, got "
-                    f"{device}. Copy it, for example with {argument}.cpu()"
+                    f"{device}. {remedy}"
                 )
             self._kinds[device] = kind
         return kind
