@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from typing import Any
 
 import arrays
@@ -330,6 +334,36 @@ def test_kernels_variable_refuses_other_values(monkeypatch):
     monkeypatch.setenv("SPECVERIFY_DPEX_KERNELS", "sauce")
     with pytest.raises(ValueError, match="^`SPECVERIFY_DPEX_KERNELS` must be 'modules' or 'source': got 'sauce'$"):
         launch.from_source()
+
+
+def test_kernels_from_source_without_their_compiler(device):
+    code = (
+        "import sys\n"
+        "sys.modules['numba_dpex'] = None\n"
+        "from specverify_dpex import UsmArray, verify\n"
+        "tokens, target = UsmArray.from_list([[0]], 'int64'), UsmArray.from_list([[[1.0]] * 2], 'float32')\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        verify(tokens, None, target)\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "SPECVERIFY_DPEX_KERNELS": "source"},
+    )
+    assert done.returncode == 0, done.stderr
+    first, again = done.stdout.splitlines()
+    assert first == again
+    assert re.fullmatch(
+        "SPECVERIFY_DPEX_KERNELS=source compiles the kernels in the process, for which numba-dpex is missing: .*numba.*"
+        r"\. Install it with pip install 'specverify-dpex\[compile\]' in an environment of its own, on Python 3.9 to "
+        "3.11, or unset SPECVERIFY_DPEX_KERNELS",
+        first,
+    )
 
 
 def test_an_interrupted_launch_gives_its_event_back(queue, monkeypatch):
