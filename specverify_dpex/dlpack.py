@@ -338,6 +338,8 @@ class Kind:
     name = "an object with __sycl_usm_array_interface__"
     conversion = "{name}.astype({dtype!r})"
     """How to convert an array, as an error message shows it."""
+    transfer = "Allocate it there"
+    """How to bring an array to the queue of the array `first`, as an error message shows it."""
 
     ordered = False
     """Whether its library orders its own work after the events of dpctl's SequentialOrderManager."""
@@ -421,6 +423,10 @@ class Kind:
 
 class _OwnKind(Kind):
     name = "specverify_dpex.UsmArray"
+    transfer = (
+        "Copy it there, for example with UsmArray.from_list({name}.tolist(), {name}.dtype, "
+        "sycl_queue={first}.sycl_queue)"
+    )
     plain = True
 
     def view(self, array, argument):
@@ -441,6 +447,7 @@ def _tensor_view(array: Any) -> View:
 class _TensorKind(Kind):
     """usm_ndarray, of dpctl.tensor or dpnp.tensor; its attributes are read, which is faster than its interface."""
 
+    transfer = "Copy it there, for example with {name}.to_device({first}.sycl_queue)"
     ordered = True
     copies = True
 

@@ -111,7 +111,7 @@ class _Modules:
             return compile_entry_point(entry_point)
         except ImportError as error:
             raise ImportError(
-                f"{KERNELS_VARIABLE}=source compiles the kernels in the process, for which numba-dpex is missing: "
+                f"{KERNELS_VARIABLE}=source compiles the kernels in the process, but their compiler is missing: "
                 f"{error}. Install it with pip install 'specverify-dpex[compile]' in an environment of its own, on "
                 f"Python 3.9 to 3.11, or unset {KERNELS_VARIABLE}"
             ) from error
@@ -274,6 +274,11 @@ class Scratch:
             memory.copy_from_host(bytearray(memory.nbytes))
             starts = accumulate(self._parts[:-1], initial=memory._pointer)
             return memory, tuple(starts)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the blocks that no launch uses."""
+        return len(self._free) * sum(self._parts)
 
     def give_back(self, block: tuple[MemoryUSMDevice, tuple[int, ...]]) -> None:
         self._free.append(block)
