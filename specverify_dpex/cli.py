@@ -148,8 +148,8 @@ def _wrap(text: str, bullet: str) -> list[str]:
 
 
 def _verdict(report: Report) -> str:
-    usable = [device for device in report.devices if device.usable]
-    if not usable:
+    if not report.usable:
         return "verify() cannot run here."
+    usable = [device for device in report.devices if device.usable]
     device = next((device for device in usable if device.is_default), usable[0])
     return f"verify() can run here, on {device.filter_string}."

@@ -10,6 +10,7 @@ same source and compiler versions give the same bytes.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import inspect
 import json
@@ -50,7 +51,11 @@ class EntryPoint(NamedTuple):
         ]
 
 
-def _entry_points() -> list[EntryPoint]:
+@functools.cache
+def _entry_points() -> tuple[EntryPoint, ...]:
+    # dpnp probes a device for each of its functions when numba-dpex loads, and logs an error where there is none;
+    # compiling needs none.
+    logging.getLogger().addFilter(lambda record: "dpnp ops could not be determined" not in record.getMessage())
     from numba.core import types
 
     from specverify_dpex import kernels
@@ -86,7 +91,7 @@ def _entry_points() -> list[EntryPoint]:
         arguments = {**named, **more}
         return EntryPoint(name, kernel, tuple(arguments.get(parameter, types.int64) for parameter in parameters))
 
-    return [
+    return (
         *(
             entry(f"verify_{draft}_{target}", kernels.verify_kernel, draft_probs=rows[draft], target_probs=rows[target])
             for draft in rows
@@ -97,7 +102,7 @@ def _entry_points() -> list[EntryPoint]:
         entry("stats", kernels.stats_kernel),
         entry("check_proposals", kernels.check_proposals_kernel),
         *(entry(f"check_rows_{name}", kernels.check_rows_kernel, rows=row) for name, row in rows.items()),
-    ]
+    )
 
 
 def _llvm_module(entry: EntryPoint) -> str:
@@ -167,6 +172,23 @@ def _translate(assembly: str) -> bytes:
         return spirv.read_bytes()
 
 
+def compile_entry_point(name: str) -> tuple[bytes, list[dict[str, str]]]:
+    """Compile one kernel of kernels.py.
+
+    Returns
+    -------
+    bytes, list of dict
+        Its SPIR-V module, and the name and type of each argument.
+
+    Raises
+    ------
+    ImportError
+        Outside the compiler stack.
+    """
+    (entry,) = (entry for entry in _entry_points() if entry.name == name)
+    return entry.compile(), entry.arguments
+
+
 def compile_modules() -> dict[str, bytes]:
     """Compile every kernel of kernels.py.
 
@@ -181,9 +203,6 @@ def compile_modules() -> dict[str, bytes]:
     ImportError
         Outside the compiler stack.
     """
-    # dpnp probes a device for each of its functions when numba-dpex loads, and logs an error where there is none;
-    # compiling needs none.
-    logging.getLogger().addFilter(lambda record: "dpnp ops could not be determined" not in record.getMessage())
     entries = _entry_points()
     modules = {entry.name: entry.compile() for entry in entries}
     manifest = {

@@ -337,6 +337,8 @@ class Kind:
     name = "an object with __sycl_usm_array_interface__"
     conversion = "{name}.astype({dtype!r})"
     """How to convert an array, as an error message shows it."""
+    transfer = "Allocate it there"
+    """How to bring an array to the queue of the array `first`, as an error message shows it."""
 
     ordered = False
     """Whether its library orders its own work after the events of dpctl's SequentialOrderManager."""
@@ -420,6 +422,10 @@ class Kind:
 
 class _OwnKind(Kind):
     name = "specverify_dpex.UsmArray"
+    transfer = (
+        "Copy it there, for example with UsmArray.from_list({name}.tolist(), {name}.dtype, "
+        "sycl_queue={first}.sycl_queue)"
+    )
     plain = True
 
     def view(self, array, argument):
@@ -440,6 +446,7 @@ def _tensor_view(array: Any) -> View:
 class _TensorKind(Kind):
     """usm_ndarray, of dpctl.tensor or dpnp.tensor; its attributes are read, which is faster than its interface."""
 
+    transfer = "Copy it there, for example with {name}.to_device({first}.sycl_queue)"
     ordered = True
     copies = True
 
@@ -706,9 +713,12 @@ class _TorchKinds(Kind):
             elif device.type == "xpu":
                 kind = _TorchXpuKind(self._torch, device, argument)
             else:
+                remedy = "Such a tensor has no data: create it on one of these"
+                if device.type != "meta":
+                    remedy = f"Copy it, for example with {argument}.cpu()"
                 raise BufferError(
                     f"`{argument}` must be on a SYCL device or on the host: expected a torch device xpu or cpu, got "
-                    f"{device}. Copy it, for example with {argument}.cpu()"
+                    f"{device}. {remedy}"
                 )
             self._kinds[device] = kind
         return kind

@@ -13,7 +13,7 @@ from typing import Any
 
 from specverify_dpex import runtime
 from specverify_dpex.runtime import STACKS, Preparation
-from specverify_dpex.spirv import MODULE_FOLDER
+from specverify_dpex.spirv import KERNELS_CHOICES, KERNELS_VARIABLE, MODULE_FOLDER
 
 _PACKAGES = (
     "specverify-dpex",
@@ -32,7 +32,7 @@ _PACKAGES = (
 
 _SELECTORS = ("ONEAPI_DEVICE_SELECTOR", "SYCL_DEVICE_FILTER")
 _ICD_SETTINGS = ("OCL_ICD_FILENAMES", "OCL_ICD_VENDORS")
-_ENVIRONMENT = (*_SELECTORS, *_ICD_SETTINGS, "LD_LIBRARY_PATH", "LD_PRELOAD", "ZE_AFFINITY_MASK")
+_ENVIRONMENT = (*_SELECTORS, *_ICD_SETTINGS, "LD_LIBRARY_PATH", "LD_PRELOAD", "ZE_AFFINITY_MASK", KERNELS_VARIABLE)
 
 # numba-dpex 0.23.0 is its last release and bounds none of its dependencies; only these work with it.
 _NUMBA_DPEX_NEEDS = {
@@ -46,6 +46,7 @@ _NUMBA_DPEX_NEEDS = {
     "intel-opencl-rt": "2024.2.",
 }
 
+_INSTALL_COMPILER = "pip install 'specverify-dpex[compile]' in an environment of its own, on Python 3.9 to 3.11"
 _INSTALL = "pip install 'specverify-dpex[cpu]'"
 _GPU_DRIVER = (
     "the packages libze1 and libze-intel-gpu1 (older Intel repositories call it intel-level-zero-gpu, "
@@ -117,12 +118,19 @@ class Report:
     @property
     def usable(self) -> bool:
         """Whether verify() can run on some device."""
-        return any(device.usable for device in self.devices)
+        return any(device.usable for device in self.devices) and not any(_kernels_problems(self))
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Everything that is wrong, what stops verify() first."""
-        parts = (_dpctl_problems, _device_problems, _gpu_problems, _runtime_problems, _numba_dpex_problems)
+        parts = (
+            _dpctl_problems,
+            _device_problems,
+            _kernels_problems,
+            _gpu_problems,
+            _runtime_problems,
+            _numba_dpex_problems,
+        )
         return tuple(problem for part in parts for problem in part(self))
 
 
@@ -331,6 +339,20 @@ def _missing_cpu_device(report: Report) -> Problem:
     )
 
 
+def _kernels_problems(report: Report) -> Iterator[Problem]:
+    choice = report.environment.get(KERNELS_VARIABLE) or KERNELS_CHOICES[0]
+    if choice not in KERNELS_CHOICES:
+        yield Problem(
+            f"{KERNELS_VARIABLE}={choice} is neither {' nor '.join(KERNELS_CHOICES)}: verify() refuses it",
+            f"unset {KERNELS_VARIABLE}.",
+        )
+    elif choice == "source" and "numba-dpex" not in report.versions:
+        yield Problem(
+            f"{KERNELS_VARIABLE}=source has verify() compile its kernels, but numba-dpex is not installed",
+            f"unset {KERNELS_VARIABLE}, or {_INSTALL_COMPILER}.",
+        )
+
+
 def _gpu_problems(report: Report) -> Iterator[Problem]:
     for node, accessible in report.render_nodes.items():
         if not accessible:
@@ -380,5 +402,5 @@ def _numba_dpex_problems(report: Report) -> Iterator[Problem]:
         yield Problem(
             f"numba-dpex {report.versions['numba-dpex']} does not work with {', '.join(wrong)} "
             "(verify() does not need it, compiling the kernels does)",
-            "pip install 'specverify-dpex[compile]' in an environment of its own, on Python 3.9 to 3.11.",
+            f"{_INSTALL_COMPILER}.",
         )

@@ -114,7 +114,8 @@ class _Plan:
         if out is not ABSENT:
             check_output(kinds[3], out, "out", "(batch, num_draft + 1)", self.shape)
         # The queue of `accepted` comes first: an array without drafts may be on none.
-        self.queue = common_queue({"accepted": accepted, **dict(zip(_ARGUMENTS, views))})
+        named = dict(zip(_ARGUMENTS, views))
+        self.queue = common_queue({"accepted": accepted, **named}, dict(zip(_ARGUMENTS, kinds)))
         self.extents = [extent_of(view) for view in views]
         self.ordered = all(own.ordered for own in kinds)
         self.results = kind.results(self.queue)

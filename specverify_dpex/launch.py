@@ -21,7 +21,7 @@ import dpctl._sycl_queue
 import dpctl.program
 from dpctl.memory import MemoryUSMDevice
 
-from specverify_dpex.spirv import MANIFEST, MODULE_FOLDER
+from specverify_dpex.spirv import KERNELS_CHOICES, KERNELS_VARIABLE, MANIFEST, MODULE_FOLDER
 
 try:
     from dpctl.utils import SequentialOrderManager
@@ -71,31 +71,50 @@ def from_source() -> bool:
     ValueError
         If the variable has another value than "source" or "modules".
     """
-    choice = os.environ.get("SPECVERIFY_DPEX_KERNELS") or "modules"
-    if choice not in ("modules", "source"):
-        raise ValueError(f"`SPECVERIFY_DPEX_KERNELS` must be 'modules' or 'source': got {choice!r}")
+    choice = os.environ.get(KERNELS_VARIABLE) or "modules"
+    if choice not in KERNELS_CHOICES:
+        raise ValueError(f"`{KERNELS_VARIABLE}` must be 'modules' or 'source': got {choice!r}")
     return choice == "source"
 
 
 class _Modules:
-    """The SPIR-V modules and their manifest, read or compiled at the first launch."""
+    """The SPIR-V modules and what their manifest says, each read or compiled when it is first asked for."""
 
     def __init__(self) -> None:
-        self._compiled: dict[str, bytes] = {}
+        self._loaded: dict[str, tuple[bytes, list[dict[str, str]]]] = {}
         self._manifest: dict[str, Any] = {}
 
     def load(self, entry_point: str) -> tuple[bytes, list[dict[str, str]]]:
-        """The module of an entry point, and the names and types of its arguments."""
+        """The module of an entry point, and the names and types of its arguments.
+
+        Raises
+        ------
+        ImportError
+            If it is to be compiled and the compiler is missing.
+        """
+        loaded = self._loaded.get(entry_point)
+        if loaded is None:
+            loaded = self._compile(entry_point) if from_source() else self._read(entry_point)
+            self._loaded[entry_point] = loaded
+        return loaded
+
+    def _read(self, entry_point: str) -> tuple[bytes, list[dict[str, str]]]:
         if not self._manifest:
-            if from_source():
-                from specverify_dpex.compile import compile_modules
+            self._manifest = json.loads((MODULE_FOLDER / MANIFEST).read_bytes())
+        arguments = self._manifest["modules"][entry_point]["arguments"]
+        return (MODULE_FOLDER / f"{entry_point}.spv").read_bytes(), arguments
 
-                self._compiled = compile_modules()
-            self._manifest = json.loads(self._read(MANIFEST))
-        return self._read(f"{entry_point}.spv"), self._manifest["modules"][entry_point]["arguments"]
+    def _compile(self, entry_point: str) -> tuple[bytes, list[dict[str, str]]]:
+        try:
+            from specverify_dpex.compile import compile_entry_point
 
-    def _read(self, name: str) -> bytes:
-        return self._compiled.get(name) or (MODULE_FOLDER / name).read_bytes()
+            return compile_entry_point(entry_point)
+        except ImportError as error:
+            raise ImportError(
+                f"{KERNELS_VARIABLE}=source compiles the kernels in the process, but their compiler is missing: "
+                f"{error}. Install it with pip install 'specverify-dpex[compile]' in an environment of its own, on "
+                f"Python 3.9 to 3.11, or unset {KERNELS_VARIABLE}"
+            ) from error
 
 
 _modules = _Modules()
@@ -113,6 +132,12 @@ class Kernel:
         The SPIR-V module that has it.
     arguments : list of dict
         "name" and "type" of each argument: "int64", "uint64", or a pointer's type, which ends in "*".
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Held while a launch is submitted. It is not reentrant, so a signal handler must not launch: it may have
+        interrupted its own thread in there.
     """
 
     def __init__(self, queue: dpctl.SyclQueue, entry_point: str, module: bytes, arguments: list[dict[str, str]]):
@@ -249,6 +274,11 @@ class Scratch:
             memory.copy_from_host(bytearray(memory.nbytes))
             starts = accumulate(self._parts[:-1], initial=memory._pointer)
             return memory, tuple(starts)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the blocks that no launch uses."""
+        return len(self._free) * sum(self._parts)
 
     def give_back(self, block: tuple[MemoryUSMDevice, tuple[int, ...]]) -> None:
         self._free.append(block)

@@ -6,6 +6,7 @@ launch with its cut of the work is bound once; later calls find it by one look-u
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,9 @@ INTEGERS = ("i8", "i4")
 _PROBABILITIES = {"f4": "f32", "f2": "f16", "bfloat16": "bf16"}  # and what modules call them
 
 _MOST_PLANS = 512
+_MOST_SCRATCH = 256 << 20  # bytes that all plans together keep for their next calls
 _plans: dict[tuple[Any, ...], Plan] = {}
+_adding = threading.RLock()  # memory that is dropped may run code that calls verify
 
 
 def find_plan(kind: Kind, views: Sequence[View]) -> Plan:
@@ -82,10 +85,22 @@ def find_plan(kind: Kind, views: Sequence[View]) -> Plan:
     signature = (kind, *[view[1:5] for view in views])  # all of a view but its pointer and owner
     plan = _plans.get(signature)
     if plan is None:
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        plan = _plans[signature] = Plan(kind, views)
+        plan = Plan(kind, views)
+        with _adding:
+            _make_room()
+            plan = _plans.setdefault(signature, plan)
     return plan
+
+
+def _make_room() -> None:
+    """Drop the oldest plans while there are too many, or they keep too much scratch."""
+    plans = list(_plans.items())
+    kept = sum(plan.scratch.kept for _, plan in plans)
+    for signature, plan in plans:
+        if len(_plans) < _MOST_PLANS and kept <= _MOST_SCRATCH:
+            break
+        _plans.pop(signature, None)
+        kept -= plan.scratch.kept
 
 
 class Plan:
@@ -109,7 +124,7 @@ class Plan:
         batch, max_draft, vocab = _check(kind, views)
         # The target's queue comes first: its array is the one that always has elements.
         named = dict(zip((*ARGUMENTS, *OUTPUTS), views))
-        self.queue = common_queue({"target_probs": named["target_probs"], **named})
+        self.queue = common_queue({"target_probs": named["target_probs"], **named}, dict.fromkeys(ARGUMENTS, kind))
         arguments = {name: named[name] for name in ARGUMENTS}
         copied = [needs_copy(kind, view, name.endswith("probs"), name) for name, view in arguments.items()]
         self.copied = tuple(copied) if any(copied) else ()
@@ -272,8 +287,14 @@ def check_output(kind: Kind, view: View, name: str, axes: str, shape: tuple[int,
         )
 
 
-def common_queue(views: Mapping[str, View]) -> dpctl.SyclQueue:
-    """The one queue of the arguments, that of the first; arrays without elements may be on none."""
+def common_queue(views: Mapping[str, View], kinds: Mapping[str, Kind]) -> dpctl.SyclQueue:
+    """The one queue of the arguments, that of the first; arrays without elements may be on none.
+
+    Raises
+    ------
+    ValueError
+        If one is on another queue. What it tells to do depends on the kind of that array, where `kinds` has it.
+    """
     first, *others = views
     queue = views[first].queue or dlpack.default_queue()
     for name in others:
@@ -281,7 +302,7 @@ def common_queue(views: Mapping[str, View]) -> dpctl.SyclQueue:
         if other is not None and other != queue:
             raise ValueError(
                 f"`{name}` must be on the queue of `{first}`: expected {_place(queue)}, got {_place(other)}. "
-                f"Copy it there, for example with its `to_device({first}.sycl_queue)`"
+                + kinds.get(name, Kind).transfer.format(name=name, first=first)
             )
     return queue
 

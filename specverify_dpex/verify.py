@@ -405,7 +405,7 @@ def device_uniforms(seed: Any, offset: int, batch: int, num_draft: int, like: An
     if keys is not ABSENT:
         check_array(kind, keys, "seed", "(batch,)", (batch,), "u8")
     offset = philox.check_offset(offset)
-    queue = common_queue({"like": kind.view(like, "like"), "seed": keys})
+    queue = common_queue({"like": kind.view(like, "like"), "seed": keys}, {"seed": kind})
     if needs_copy(kind, keys, row=False):
         keys = kind.copy(keys)
 

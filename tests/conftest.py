@@ -12,8 +12,12 @@ import arrays
 import dpctl
 import pytest
 
+# Libraries that are not installed, and may be missing: tests that use them, or the fixture of their name, are left out,
+# so that a skip means something.
+_MISSING = {name for name in ("jax", "kernels", "torch") if importlib.util.find_spec(name) is None} - {*arrays.REQUIRED}
 # The kernels' sources need the compiler stack; every other session tests the modules alone.
-collect_ignore = [] if importlib.util.find_spec("numba_dpex") else ["test_kernels.py"]
+_NEEDS = {"test_kernels.py": importlib.util.find_spec("numba_dpex") is None, "test_torch_ops.py": "torch" in _MISSING}
+collect_ignore = [name for name, missing in _NEEDS.items() if missing]
 
 REQUIRE_DEVICE = bool(os.environ.get("CI") or os.environ.get("SPECVERIFY_DPEX_REQUIRE_DEVICE"))
 _DEVICES = dpctl.get_devices()
@@ -31,6 +35,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     }
     for name in kinds.keys() & set(metafunc.fixturenames):
         metafunc.parametrize(name, kinds[name], ids=[kind.name for kind in kinds[name]])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if not _MISSING.isdisjoint(getattr(item, "fixturenames", ()))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from specverify_dpex import doctor
+from specverify_dpex.cli import as_text
 from specverify_dpex.doctor import Device, Report
 from specverify_dpex.runtime import Preparation
 
@@ -105,6 +106,17 @@ PROBLEMS = {
         "level_zero:gpu:0 (An Arc) cannot run the kernels: mass_f32.spv does not build: no",
         "update its driver",
     ),
+    "kernels-variable": (
+        replace(HEALTHY, environment={"SPECVERIFY_DPEX_KERNELS": "sauce"}),
+        "SPECVERIFY_DPEX_KERNELS=sauce is neither modules nor source: verify() refuses it",
+        "unset SPECVERIFY_DPEX_KERNELS.",
+    ),
+    "kernels-from-source-without-the-compiler": (
+        replace(HEALTHY, environment={"SPECVERIFY_DPEX_KERNELS": "source"}),
+        "SPECVERIFY_DPEX_KERNELS=source has verify() compile its kernels, but numba-dpex is not installed",
+        "unset SPECVERIFY_DPEX_KERNELS, or pip install 'specverify-dpex[compile]' in an environment of its own, on "
+        "Python 3.9 to 3.11.",
+    ),
     "render-group": (
         replace(HEALTHY, render_nodes={"/dev/dri/renderD128": False}),
         "this user may not open /dev/dri/renderD128",
@@ -150,6 +162,8 @@ def test_problem_says_what_is_wrong_and_what_to_do(report, text, remedy):
     "report",
     [
         replace(HEALTHY, versions=OLD_STACK),
+        replace(HEALTHY, versions=OLD_STACK, environment={"SPECVERIFY_DPEX_KERNELS": "source"}),
+        replace(HEALTHY, environment={"SPECVERIFY_DPEX_KERNELS": ""}),
         replace(HEALTHY, torch_sycl=9),
         replace(HEALTHY, render_nodes={"/dev/dri/renderD128": True}, devices=(GPU, CPU)),
         replace(
@@ -158,7 +172,14 @@ def test_problem_says_what_is_wrong_and_what_to_do(report, text, remedy):
             environment={"ONEAPI_DEVICE_SELECTOR": "*:cpu"},
         ),
     ],
-    ids=["pinned-numba-dpex", "torch-of-the-same-runtime", "gpu-listed", "gpu-not-selected"],
+    ids=[
+        "pinned-numba-dpex",
+        "kernels-from-source",
+        "kernels-variable-empty",
+        "torch-of-the-same-runtime",
+        "gpu-listed",
+        "gpu-not-selected",
+    ],
 )
 def test_what_is_in_order_is_no_problem(report):
     assert report.problems == ()
@@ -169,6 +190,20 @@ def test_usable_needs_a_device_that_builds_the_kernels():
     assert not replace(HEALTHY, devices=()).usable
     assert not replace(HEALTHY, devices=(broken,)).usable
     assert replace(HEALTHY, devices=(broken, GPU)).usable
+
+
+@pytest.mark.parametrize(("kernels", "usable"), [("modules", True), ("sauce", False), ("source", False)])
+def test_usable_needs_kernels_that_can_be_had(kernels, usable):
+    report = replace(HEALTHY, environment={"SPECVERIFY_DPEX_KERNELS": kernels})
+    assert report.usable is usable
+    assert as_text(report).endswith("verify() can run here, on opencl:cpu:0." if usable else "cannot run here.")
+
+
+def test_report_reads_the_variable(monkeypatch):
+    monkeypatch.setenv("SPECVERIFY_DPEX_KERNELS", "sauce")
+    found = doctor.report()
+    assert found.environment["SPECVERIFY_DPEX_KERNELS"] == "sauce"
+    assert not found.usable
 
 
 MAPS = """\

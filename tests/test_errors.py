@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from typing import Any
 
 import arrays
@@ -9,7 +13,7 @@ import dpctl
 import numpy as np
 import pytest
 
-from specverify_dpex import UsmArray, dlpack, launch, uniforms, verify
+from specverify_dpex import UsmArray, dlpack, emitted_tokens, launch, uniforms, verify
 
 BATCH, NUM_DRAFT, VOCAB = 2, 3, 5
 NAMES = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample")
@@ -186,8 +190,42 @@ def test_verify_refuses_mixed_queues(device, no_launch, name):
     assert message(error) == (
         f"`{name}` must be on the queue of `target_probs`: expected the queue at {one.addressof_ref():#x} of {place}, "
         f"got the queue at {other.addressof_ref():#x} of {place}. "
-        "Copy it there, for example with its `to_device(target_probs.sycl_queue)`"
+        f"Copy it there, for example with UsmArray.from_list({name}.tolist(), {name}.dtype, "
+        "sycl_queue=target_probs.sycl_queue)"
     )
+
+
+def test_what_to_do_about_queues_works(device):
+    one, other = dpctl.SyclQueue(device), dpctl.SyclQueue(device)
+    kinds = [
+        kind for kind in arrays.kinds() if kind.name in ("usm-array", "interface", "dpnp") or "tensor" in kind.name
+    ]
+    for kind in kinds:
+        arguments = {key: kind.make(value, other if key == "draft_probs" else one) for key, value in good().items()}
+        with pytest.raises(ValueError, match="^`draft_probs` must be on the queue of `target_probs`: ") as error:
+            verify(**arguments)
+        if kind.name == "interface":
+            assert message(error).endswith(". Allocate it there")
+            continue
+        remedy = message(error).partition("Copy it there, for example with ")[2]
+        arguments["draft_probs"] = eval(remedy, {"UsmArray": UsmArray}, arguments)
+        assert kind.read(verify(**arguments).accepted).tolist() == [NUM_DRAFT] * BATCH
+
+
+def test_what_to_do_about_queues_of_results_and_seeds(device):
+    one, other = dpctl.SyclQueue(device), dpctl.SyclQueue(device)
+    arguments = {key: arrays.usm_array(value, one) for key, value in good().items()}
+    out = (UsmArray((BATCH,), "int64", sycl_queue=one), UsmArray((BATCH,), "int64", sycl_queue=other))
+    with pytest.raises(
+        ValueError, match=r"^`out\[1\]` must be on the queue of `target_probs`: .*\. Allocate it there$"
+    ):
+        verify(**arguments, out=out)
+    seeds = UsmArray((BATCH,), "uint64", sycl_queue=other)
+    with pytest.raises(ValueError, match=r"UsmArray\.from_list\(seed\.tolist\(\), seed\.dtype, sycl_queue=like\."):
+        uniforms(seeds, 0, BATCH, NUM_DRAFT, like=arguments["target_probs"])
+    emitted = [arguments["draft_tokens"], UsmArray.from_list([1, 2], "int64", sycl_queue=other), out[1]]
+    with pytest.raises(ValueError, match=r"^`draft_tokens` must be on the queue of `accepted`: .*draft_tokens\.tolist"):
+        emitted_tokens(*emitted)
 
 
 @pytest.mark.parametrize("name", ["draft_probs", "target_probs"])
@@ -238,6 +276,12 @@ def test_verify_refuses_a_mask_of_drafts_that_have_no_probabilities(no_launch):
         ({"seed": 1.0}, TypeError, "`seed` must be an integer: expected int, got float"),
         ({"seed": True}, TypeError, "`seed` must be an integer: expected int, got bool"),
         ({"seed": "x"}, TypeError, "`seed` must be an integer: expected int, got str"),
+        (
+            {"seed": [1, 2]},
+            TypeError,
+            "`seed` must be an integer: expected int, got list. Pass an int, or a (batch,) uint64 array for a seed of "
+            "each sequence.",
+        ),
         ({"seed": np.zeros(3, "u8")}, ValueError, "`seed` must have shape (batch,): expected (2,), got (3,)"),
         ({"seed": np.zeros((2, 1), "u8")}, ValueError, "`seed` must have shape (batch,): expected (2,), got (2, 1)"),
         ({"seed": np.zeros(2, "i8")}, TypeError, "`seed` must have dtype uint64: got int64"),
@@ -330,6 +374,36 @@ def test_kernels_variable_refuses_other_values(monkeypatch):
     monkeypatch.setenv("SPECVERIFY_DPEX_KERNELS", "sauce")
     with pytest.raises(ValueError, match="^`SPECVERIFY_DPEX_KERNELS` must be 'modules' or 'source': got 'sauce'$"):
         launch.from_source()
+
+
+def test_kernels_from_source_without_their_compiler(device):
+    code = (
+        "import sys\n"
+        "sys.modules['numba_dpex'] = None\n"
+        "from specverify_dpex import UsmArray, verify\n"
+        "tokens, target = UsmArray.from_list([[0]], 'int64'), UsmArray.from_list([[[1.0]] * 2], 'float32')\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        verify(tokens, None, target)\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "SPECVERIFY_DPEX_KERNELS": "source"},
+    )
+    assert done.returncode == 0, done.stderr
+    first, again = done.stdout.splitlines()
+    assert first == again
+    assert re.fullmatch(
+        "SPECVERIFY_DPEX_KERNELS=source compiles the kernels in the process, but their compiler is missing: .*numba.*"
+        r"\. Install it with pip install 'specverify-dpex\[compile\]' in an environment of its own, on Python 3.9 to "
+        "3.11, or unset SPECVERIFY_DPEX_KERNELS",
+        first,
+    )
 
 
 def test_an_interrupted_launch_gives_its_event_back(queue, monkeypatch):

@@ -14,7 +14,7 @@ import generate
 import numpy as np
 import pytest
 
-from specverify_dpex import reference
+from specverify_dpex import emitted_tokens, reference
 
 TOOL = Path(__file__).parent.parent / "tools" / "hub_kernel.py"
 LOAD = """
@@ -25,12 +25,16 @@ from kernels import get_local_kernel
 
 sv = get_local_kernel(Path(sys.argv[1]))
 assert not any(name.split(".")[0] == "specverify_dpex" for name in sys.modules), "the installed package was loaded"
-inputs = [torch.from_numpy(array) for array in np.load(sys.argv[2]).values()]
+saved = {name: torch.from_numpy(array) for name, array in np.load(sys.argv[2]).items()}
+inputs = [saved.pop(f"arr_{position}") for position in range(5)]
 accepted, next_token = sv.verify(*inputs)
 drawn = sv.verify(*inputs[:3])
 compiled = torch.compile(sv.verify, fullgraph=True, backend="aot_eager")(*inputs)
+with_options = sv.verify(*inputs, **saved)
+tokens = sv.emitted_tokens(inputs[0], *with_options)
 print(json.dumps([sv.__name__, sv.__file__, accepted.tolist(), next_token.tolist(), len(drawn.next_token),
-                  [tensor.tolist() for tensor in compiled]]))
+                  [tensor.tolist() for tensor in compiled], [tensor.tolist() for tensor in with_options],
+                  tokens.tolist()]))
 """
 TOGETHER = """
 import sys
@@ -99,14 +103,24 @@ def test_builds_are_reproducible(built, tmp_path):
 
 def test_the_kernels_library_loads_it_and_answers_are_right(device, built, kernels):
     case = generate.random_case(7, shape=(4, 3, 257), dtype="float32", token_dtype="int64", with_draft_probs=True)
-    np.savez(built / "case.npz", *case.arrays)
-    name, file, accepted, next_token, drawn, compiled = json.loads(run(LOAD, built, built / "case.npz"))
+    options = {
+        "num_draft": np.array([3, 1, 0, 2], "i4"),
+        "deterministic_draft": np.array([True, False, False, False]),
+        "greedy": np.array([False, False, False, True]),
+    }
+    np.savez(built / "case.npz", *case.arrays, **options)
+    name, file, accepted, next_token, drawn, compiled, with_options, tokens = json.loads(
+        run(LOAD, built, built / "case.npz")
+    )
     expected = reference.verify(*case.arrays)
     right = [expected.accepted.tolist(), expected.next_token.tolist()]
     assert name.startswith("_spec_verify_xpu_cpu_")
     assert Path(file).is_relative_to(built)
     assert [accepted, next_token] == compiled == right
     assert drawn == 4
+    expected = reference.verify(*case.arrays, **options)
+    assert with_options == [expected.accepted.tolist(), expected.next_token.tolist()] != right
+    assert tokens == emitted_tokens(case.arrays[0], *expected).tolist()
 
 
 def test_it_shares_a_process_with_the_installed_package(device, built, kernels):

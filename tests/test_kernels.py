@@ -9,7 +9,7 @@ import specverify_dpex  # noqa: F401  first: it makes the SYCL runtime findable 
 
 # isort: split
 from specverify_dpex import compile as compiler
-from specverify_dpex import kernels, philox, reference
+from specverify_dpex import kernels, launch, philox, reference
 from specverify_dpex.spirv import MODULE_FOLDER
 
 EDGES = np.array(
@@ -56,6 +56,20 @@ def test_modules_are_what_the_sources_compile_to():
 def test_compiling_again_gives_the_same_bytes():
     entry = compiler._entry_points()[0]
     assert entry.compile() == entry.compile()
+
+
+def test_from_source_compiles_what_is_asked_for_once(monkeypatch):
+    compiled = []
+    compile_ = compiler.EntryPoint.compile
+    monkeypatch.setattr(compiler.EntryPoint, "compile", lambda entry: compiled.append(entry.name) or compile_(entry))
+    from_files, from_source = launch._Modules(), launch._Modules()
+    monkeypatch.delenv("SPECVERIFY_DPEX_KERNELS", raising=False)
+    expected = {name: from_files.load(name) for name in ("emitted", "check_rows_f16")}
+    assert compiled == []
+    monkeypatch.setenv("SPECVERIFY_DPEX_KERNELS", "source")
+    for name in ("emitted", "check_rows_f16", "emitted"):
+        assert from_source.load(name) == expected[name]
+    assert compiled == ["emitted", "check_rows_f16"]
 
 
 def test_check_names_what_is_stale(tmp_path, monkeypatch, capsys):

@@ -98,6 +98,33 @@ def test_verify_writes_nothing_beside_its_results(queue, monkeypatch, slices):
         plan._plans.clear()
 
 
+def test_scratch_of_many_shapes_is_let_go(queue, monkeypatch):
+    monkeypatch.setattr(plan, "_plans", {})
+    monkeypatch.setattr(tuning, "launch_shape", lambda *_: tuning.LaunchShape(1, 1, 1))
+    block = 8 * 1000 + 4  # bytes of a sequence: a mass for each token, and a count
+    monkeypatch.setattr(plan, "_MOST_SCRATCH", 20 * block)
+    for batch in [*range(1, 12), 11, 30, 2, 3]:
+        tokens = UsmArray((batch, 0), "int64", sycl_queue=queue)
+        target = UsmArray.from_buffer(bytes(4000 * batch), (batch, 1, 1000), "float32", sycl_queue=queue)
+        assert verify(tokens, None, target, seed=1).next_token.tolist() == [-1] * batch
+        queue.wait()
+        launch.in_flight.release()
+        batches = [found.batch for found in plan._plans.values()]
+        kept = sum(found.scratch.kept for found in plan._plans.values())
+        assert kept == block * sum(batches)
+        assert batches[-1] == batch and sum(batches[:-1]) <= 20
+    assert batches == [2, 3]  # those before went where 30 had been made
+
+
+def test_the_oldest_of_many_plans_is_let_go(queue, monkeypatch):
+    monkeypatch.setattr(plan, "_plans", {})
+    monkeypatch.setattr(plan, "_MOST_PLANS", 3)
+    for batch in (1, 2, 3, 1, 4, 1):
+        tokens = UsmArray((batch, 0), "int64", sycl_queue=queue)
+        verify(tokens, None, UsmArray.from_list([[[1.0]]] * batch, "float32", sycl_queue=queue))
+    assert [found.batch for found in plan._plans.values()] == [3, 4, 1]
+
+
 @pytest.mark.parametrize("fill", [0x00, 0x3F, 0x7F, 0xFF], ids=["zeros", "halves", "huge", "nan"])
 def test_verify_writes_nothing_into_its_inputs_and_reads_no_neighbour(queue, fill):
     for seed in range(20):

@@ -312,3 +312,14 @@ def test_philox_imports_without_numpy():
 def test_philox_examples_run():
     result = doctest.testmod(philox)
     assert result.attempted > 0 and result.failed == 0
+
+
+@pytest.mark.parametrize(("name", "bits"), [("batch", 32), ("num_draft", 31)])
+def test_uniforms_refuses_counts_that_do_not_fit(name, bits):
+    for value in (-1, 2**bits):
+        with pytest.raises(ValueError) as error:
+            philox.uniforms(1, 0, **{"batch": 2, "num_draft": 3, name: value})
+        assert str(error.value) == (
+            f"`{name}` must fit in {bits} bits: expected an integer in [0, 2**{bits}), got {value}. "
+            f"Pass how many there are, and draw parts where there are 2**{bits} or more."
+        )

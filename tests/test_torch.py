@@ -122,13 +122,15 @@ def test_sparse_tensors_are_refused(device, torch):
 
 
 def test_tensors_elsewhere_are_refused(device, torch):
+    text = "`target_probs` must be on a SYCL device or on the host: expected a torch device xpu or cpu, got "
     tokens, draft, target, accept, sample = map(torch.from_numpy, random_case().arrays)
     with pytest.raises(BufferError) as error:
         verify(tokens, draft, target.to("meta"), accept, sample)
-    assert str(error.value) == (
-        "`target_probs` must be on a SYCL device or on the host: expected a torch device xpu or cpu, got meta. "
-        "Copy it, for example with target_probs.cpu()"
-    )
+    assert str(error.value) == f"{text}meta. Such a tensor has no data: create it on one of these"
+    elsewhere = types.SimpleNamespace(device=torch.device("cuda", 0))
+    with pytest.raises(BufferError) as error:
+        dlpack._kinds[type(target)].of(elsewhere, "target_probs")
+    assert str(error.value) == f"{text}cuda:0. Copy it, for example with target_probs.cpu()"
 
 
 def test_numpy_and_torch_do_not_mix(device, torch):

@@ -31,6 +31,7 @@ LEFT_OUT = ("compile",)  # imported by SPECVERIFY_DPEX_KERNELS=source alone, whi
 INIT = '''"""Exact verification of speculative decoding: a build of specverify_dpex {release} for the kernels library.
 
     accepted, next_token = verify(draft_tokens, draft_probs, target_probs)
+    tokens = emitted_tokens(draft_tokens, accepted, next_token)
 """
 
 import os
@@ -49,9 +50,9 @@ except ImportError as error:
     raise ImportError(f"spec-verify-xpu needs dpctl{{release}}: {{error}}. pip install dpctl") from error
 
 from .result import VerifyResult
-from .torch_ops import verify
+from .torch_ops import emitted_tokens, verify
 
-__all__ = ["VerifyResult", "verify"]
+__all__ = ["VerifyResult", "emitted_tokens", "verify"]
 __version__ = "{release}"
 '''
 

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MODULE_FOLDER = Path(__file__).parent
+KERNELS_VARIABLE = "SPECVERIFY_DPEX_KERNELS"
+"""The environment variable that says whether the modules here are run or compiled anew."""
+KERNELS_CHOICES = ("modules", "source")
+
 MANIFEST = "manifest.json"
 
 _MAGIC = 0x07230203
