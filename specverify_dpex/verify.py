@@ -161,7 +161,8 @@ def verify(
     if plan.launch is not None:
         pointers = [view.pointer for view in views[: len(ARGUMENTS)]]
         values = (*pointers, key, offset, accepted, next_token)
-        held, by_events = (memory, views), depends_on is not None
+        # Results on the host are copied there before the call returns: it waits, whoever keeps the order.
+        held, by_events = (memory, views), depends_on is not None and not kind.on_host
         event = launch.run(
             plan.launch, plan.queue, kind.ordered, held, plan.scratch, *values, events=events, by_events=by_events
         )
