@@ -336,6 +336,18 @@ class _InFlight:
 in_flight = _InFlight()
 
 
+def awaited(queue: dpctl.SyclQueue, events: tuple[dpctl.SyclEvent, ...]) -> tuple[dpctl.SyclEvent, ...]:
+    """A caller's events as launches on the queue are to be given them.
+
+    The SYCL runtime of dpctl 0.17 starts a kernel on an in-order queue before events of other queues
+    (https://github.com/intel/llvm/pull/15412): there the host waits for them.
+    """
+    if SequentialOrderManager is None and queue.is_in_order and events:
+        dpctl.SyclEvent.wait_for(list(events))
+        return ()
+    return events
+
+
 def run(
     launch: Launch,
     queue: dpctl.SyclQueue,

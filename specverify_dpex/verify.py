@@ -145,6 +145,7 @@ def verify(
 
     # The checks of all but values end here: what follows copies and launches.
     given = views
+    events = launch.awaited(plan.queue, events)
     if plan.copied:
         dpctl.SyclEvent.wait_for(list(events))
         views = [kind.copy(view) if copied else view for view, copied in zip(views, plan.copied)]
@@ -263,12 +264,19 @@ class Prepared:
         offset = philox.check_offset(offset)
         if stats is not None:
             bind(stats, self._queue)
-        events, by_events = ((), False) if depends_on is None else (_events(depends_on), True)
+        events = () if depends_on is None else launch.awaited(self._queue, _events(depends_on))
         event = self.result.event = launch.run(
-            self._launch, self._queue, self._ordered, self._memory, None, offset, events=events, by_events=by_events
+            self._launch,
+            self._queue,
+            self._ordered,
+            self._memory,
+            None,
+            offset,
+            events=events,
+            by_events=depends_on is not None,
         )
         if stats is not None:
-            stats._record(self._ordered, self._queue, *self._counted, self._memory, (event,), by_events)
+            stats._record(self._ordered, self._queue, *self._counted, self._memory, (event,), depends_on is not None)
         return self.result
 
 

@@ -902,7 +902,7 @@ def test_plain_results_are_complete_at_return(free_queue, form):
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["out-of-order", "in-order"])
-def test_an_event_of_a_call_orders_what_follows(free_queue, in_order):
+def test_an_event_of_a_call_orders_what_follows(free_queue, monkeypatch, in_order):
     """The calls of a chain, each on the results of the one before, on two queues of one context."""
     properties = {"property": "in_order"} if in_order else {}
     queues = [dpctl.SyclQueue(free_queue.sycl_context, free_queue.sycl_device, **properties) for _ in range(2)]
@@ -918,7 +918,14 @@ def test_an_event_of_a_call_orders_what_follows(free_queue, in_order):
         tokens = expected[-1].next_token[:, None]
     assert len({tuple(right.next_token.tolist()) for right in expected}) == 12
 
-    for again in (False, True):  # the first time, each call in flight fills scratch memory, which may wait
+    def fill_scratch() -> None:
+        """For as many calls in flight: memory is filled at its first use, which may wait for the device."""
+        for one in plan._plans.values():
+            for block in [one.scratch.take() for _ in range(6)]:
+                one.scratch.give_back(block)
+
+    monkeypatch.setattr(plan, "_plans", {})
+    for last in (False, True):
         first = arrays.usm_array(np.full((16, 1), -1), free_queue)
         outs = [blank(OWN, queues[step % 2], 16) for step in range(12)]
         event = free_queue.memcpy_async(first.memory, source.memory, first.memory.nbytes, [slow.start()])
@@ -928,10 +935,12 @@ def test_an_event_of_a_call_orders_what_follows(free_queue, in_order):
             given = (drafts, None, targets[step % 2])
             results.append(verify(*given, seed=7, offset=step, out=out, depends_on=[event]))
             event, memory = results[-1].event, out[1].memory
-        assert not again or results[0].event.execution_status in INCOMPLETE
+        if last and (launch.SequentialOrderManager is not None or not in_order):  # in dpctl 0.17 the host waits
+            assert results[0].event.execution_status in INCOMPLETE
         event.wait()
         for result, right in zip(results, expected):
             assert_holds(result, right)
+        fill_scratch()
 
 
 def test_inputs_that_are_still_being_written(free_queue):
