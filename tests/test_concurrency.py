@@ -83,7 +83,7 @@ def test_threads_get_their_own_answers_with_options(device, shared, in_order):
     start = threading.Barrier(THREADS)
     steps: list[list[Step]] = [[] for _ in range(THREADS)]
     steps_of_all: list[list[Step]] = [[] for _ in range(THREADS)]
-    kept = []  # until all are done: oneAPI 2024.2 may abort where one thread frees while another launches
+    kept: list[Any] = []  # until all are done: oneAPI 2024.2 may abort where one thread frees while another launches
 
     def work(thread: int) -> None:
         queue = queues[thread % len(queues)]
@@ -118,6 +118,7 @@ def test_threads_get_their_own_answers_with_options(device, shared, in_order):
                     chosen["out"] = outs[call % len(outs)]
                 result = verify(**given, offset=call, **chosen)
             last = result.event
+            kept.append(result)
             expected = reference.verify(*case.arrays, **case.options, offset=call)
             step.tokens, step.lengths = case.draft_tokens, case.options.get("num_draft")
             step.accepted, step.next_token = expected
