@@ -617,8 +617,9 @@ class _Exporter:
         return tensor
 
     def read_only(self, array: Any, argument: str) -> bool:
-        """Whether the array's library says that it must not be written to."""
-        return self.read(array, argument).read_only
+        """Whether the array's library says that it must not be written to; jax's are immutable and do not say so."""
+        jax = sys.modules.get("jax")
+        return (jax is not None and isinstance(array, jax.Array)) or self.read(array, argument).read_only
 
     def _export_with_less(self, array: Any, refused: list[dict[str, Any]]) -> Any:
         """Leave options out one set after the other, for the arrays to come as well once that has helped."""

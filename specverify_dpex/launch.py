@@ -160,8 +160,19 @@ def kernel(queue: dpctl.SyclQueue, entry_point: str) -> Kernel:
         with _build_lock:
             found = _kernels.get(key)
             if found is None:
+                _initialise_order_manager(queue)
                 found = _kernels[key] = Kernel(queue, entry_point, *_modules.load(entry_point))
     return found
+
+
+def _initialise_order_manager(queue: dpctl.SyclQueue) -> None:
+    """Use dpctl's manager once, before several threads can: its first use in a process is not safe from two at once.
+
+    It initialises a C++ static and lets go of the GIL meanwhile; another thread then waits for it with the GIL held.
+    """
+    if SequentialOrderManager is not None:
+        done = dpctl.SyclEvent()
+        SequentialOrderManager[queue].add_event_pair(done, done)
 
 
 class Launch:
@@ -364,6 +375,18 @@ class _InFlight:
 
 
 in_flight = _InFlight()
+
+
+def awaited(queue: dpctl.SyclQueue, events: tuple[dpctl.SyclEvent, ...]) -> tuple[dpctl.SyclEvent, ...]:
+    """A caller's events as launches on the queue are to be given them.
+
+    The SYCL runtime of dpctl 0.17 starts a kernel on an in-order queue before events of other queues
+    (https://github.com/intel/llvm/pull/15412): there the host waits for them.
+    """
+    if SequentialOrderManager is None and queue.is_in_order and events:
+        dpctl.SyclEvent.wait_for(list(events))
+        return ()
+    return events
 
 
 def run(

@@ -61,6 +61,11 @@ def output_pair(kind: Kind, out: Any) -> list[View]:
     return [output(kind, array, name)[1] for array, name in zip(out, OUTPUTS)]
 
 
+def all_ordered(kind: Kind, out: Sequence[Any] | None) -> bool:
+    """Whether dpctl's manager orders all that touches the arguments, of `kind`, and verify's `out`."""
+    return kind.ordered and (out is None or all(dlpack.kind_of(array, "out").ordered for array in out))
+
+
 def check_apart(kind: Kind, names: Sequence[str], views: Sequence[View], extents: Sequence[tuple[int, int]]) -> None:
     """Check that arrays for results, those named `out`, overlap neither one another nor an argument.
 

@@ -20,4 +20,8 @@ class VerifyResult(_Pair):
     """
 
     event: Any = None
-    """The dpctl.SyclEvent after which both arrays are complete; None where they are already."""
+    """The dpctl.SyclEvent after which both arrays are complete; None where the batch is empty."""
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle the pair alone: an event belongs to its process."""
+        return type(self), tuple(self)

@@ -11,7 +11,7 @@ from specverify_dpex import dlpack, launch, philox
 from specverify_dpex.check import check_values
 from specverify_dpex.constants import PHILOX_ROW_KEYS
 from specverify_dpex.dlpack import ABSENT, Kind, View
-from specverify_dpex.outputs import check_apart, output_pair, write_results
+from specverify_dpex.outputs import all_ordered, check_apart, output_pair, write_results
 from specverify_dpex.plan import ARGUMENTS, OUTPUTS, Plan, check_array, common_queue, find_plan, needs_copy
 from specverify_dpex.result import VerifyResult
 from specverify_dpex.stats import AcceptanceStats, bind
@@ -145,6 +145,7 @@ def verify(
 
     # The checks of all but values end here: what follows copies and launches.
     given = views
+    events = launch.awaited(plan.queue, events)
     if plan.copied:
         dpctl.SyclEvent.wait_for(list(events))
         views = [kind.copy(view) if copied else view for view, copied in zip(views, plan.copied)]
@@ -161,13 +162,15 @@ def verify(
     if plan.launch is not None:
         pointers = [view.pointer for view in views[: len(ARGUMENTS)]]
         values = (*pointers, key, offset, accepted, next_token)
-        held, by_events = (memory, views), depends_on is not None
+        # Results on the host are copied there before the call returns: it waits, whoever keeps the order.
+        held, by_events = (memory, views), depends_on is not None and not kind.on_host
+        ordered = all_ordered(kind, out)
         event = launch.run(
-            plan.launch, plan.queue, kind.ordered, held, plan.scratch, *values, events=events, by_events=by_events
+            plan.launch, plan.queue, ordered, held, plan.scratch, *values, events=events, by_events=by_events
         )
         if stats is not None:
             tokens, lengths = views[0], views[ARGUMENTS.index("num_draft")]
-            stats._record(kind.ordered, plan.queue, tokens, lengths, accepted, next_token, held, (event,), by_events)
+            stats._record(ordered, plan.queue, tokens, lengths, accepted, next_token, held, (event,), by_events)
     if out is None:
         result = _results(kind, plan, memory, start)
     else:
@@ -261,12 +264,19 @@ class Prepared:
         offset = philox.check_offset(offset)
         if stats is not None:
             bind(stats, self._queue)
-        events, by_events = ((), False) if depends_on is None else (_events(depends_on), True)
+        events = () if depends_on is None else launch.awaited(self._queue, _events(depends_on))
         event = self.result.event = launch.run(
-            self._launch, self._queue, self._ordered, self._memory, None, offset, events=events, by_events=by_events
+            self._launch,
+            self._queue,
+            self._ordered,
+            self._memory,
+            None,
+            offset,
+            events=events,
+            by_events=depends_on is not None,
         )
         if stats is not None:
-            stats._record(self._ordered, self._queue, *self._counted, self._memory, (event,), by_events)
+            stats._record(self._ordered, self._queue, *self._counted, self._memory, (event,), depends_on is not None)
         return self.result
 
 
@@ -360,7 +370,7 @@ def prepare(
     bound = plan.launch_on(*parts, *(view.pointer for view in arguments), key, 0, accepted, next_token)
     counted = (views[0], views[ARGUMENTS.index("num_draft")], accepted, next_token)
     owners = (memory, block, [view.owner for view in views])
-    return Prepared(bound, plan.queue, kind.ordered, counted, owners, result)
+    return Prepared(bound, plan.queue, all_ordered(kind, out), counted, owners, result)
 
 
 def _view(kind: Kind, array: Any, argument: str) -> View:

@@ -1,6 +1,9 @@
 """Run kernels on arrays that end or begin at a page which nothing may touch: a stray access kills this process.
 
     python protected_memory.py FIRST_SEED COUNT        verify
+    python protected_memory.py options FIRST_SEED COUNT  verify with options
+    python protected_memory.py rows FIRST_SEED COUNT   verify with options, on rows of which only those that matter may
+                                                       be touched
     python protected_memory.py steps FIRST_SEED COUNT  emitted_tokens and AcceptanceStats, on any values
     python protected_memory.py check FIRST_SEED COUNT  check_values, on any values
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import generate
@@ -86,6 +90,166 @@ def main(first_seed: int, count: int) -> None:
     print(f"{count} cases touched nothing outside their arrays")
 
 
+def cut_at_random(rng: np.random.Generator) -> None:
+    cut = tuning.LaunchShape(*(int(rng.choice(options)) for options in CUTS))
+    tuning.launch_shape = lambda *_, cut=cut: cut
+    plan._plans.clear()
+
+
+def assert_same(result: Any, expected: Any, case_id: str) -> None:
+    for array, right in zip(result, expected):
+        first = array._byte_offset
+        content = array.memory.copy_to_host()[first : first + 8 * len(right)]
+        np.testing.assert_array_equal(np.frombuffer(bytes(content), "i8"), right, case_id)
+
+
+def options(first_seed: int, count: int) -> None:
+    queue = dlpack.default_queue()
+    rng = np.random.default_rng(first_seed)
+    for seed in range(first_seed, first_seed + count):
+        at_end = bool(seed % 2)
+        launch.Arena.allocate = lambda _, nbytes, at_end=at_end: (ProtectedMemory(nbytes, queue, at_end), 0)
+        launch.MemoryUSMDevice = lambda nbytes, queue, at_end=at_end: ProtectedMemory(nbytes, queue, at_end)
+        cut_at_random(rng)
+        case = generate.option_case(seed)
+        given = {
+            name: protected(value, queue, at_end) if isinstance(value, np.ndarray) else value
+            for name, value in case.options.items()
+        }
+        if seed % 3:
+            given["out"] = [protected(np.zeros(len(case.draft_tokens), "i8"), queue, at_end) for _ in range(2)]
+        result = verify(*(protected(array, queue, at_end) for array in case.arrays), **given)
+        assert_same(result, reference.verify(*case.arrays, **case.options), case.id)
+    print(f"{count} cases with options touched nothing outside their arrays")
+
+
+class Rows:
+    """(batch, positions, columns) of which each row has pages of its own, as any library's object with an interface."""
+
+    def __init__(self, array: np.ndarray, queue: Any):
+        self._queue, self._shape, self._typestr = queue, array.shape, array.dtype.str
+        batch, positions, columns = array.shape
+        self._itemsize = array.itemsize
+        self._pages = max(1, -(-columns * array.itemsize // PAGE))
+        self._map = mmap.mmap(-1, (batch * positions * self._pages + 2) * PAGE)
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + PAGE
+        # Flush with the end of the pages, where the element's size lets it.
+        self._first = self._pages * PAGE - columns * array.itemsize
+        for row, position in np.ndindex(batch, positions):
+            content = array[row, position].tobytes()
+            ctypes.memmove(self._row(row, position) + self._first, content, len(content))
+        self._forbidden = np.ones(batch * positions * self._pages + 2, bool)
+
+    def _row(self, row: int, position: int) -> int:
+        return self._start + (row * self._shape[1] + position) * self._pages * PAGE
+
+    def allow(self, row: int, position: int, token: int | None = None) -> None:
+        """Let a row be read, or the page of one of its tokens."""
+        page = 1 + (row * self._shape[1] + position) * self._pages
+        if token is None:
+            self._forbidden[page : page + self._pages] = False
+        elif token < self._shape[2]:
+            self._forbidden[page + (self._first + token * self._itemsize) // PAGE] = False
+
+    def protect(self) -> None:
+        """Forbid all pages that are not allowed."""
+        edges = np.flatnonzero(np.diff(self._forbidden.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+        for first, last in edges.tolist():
+            if _libc.mprotect(self._start + (first - 1) * PAGE, (last - first) * PAGE, PROT_NONE):
+                raise OSError(ctypes.get_errno(), "mprotect")
+
+    @property
+    def forbidden(self) -> int:
+        return int(self._forbidden[1:-1].sum())
+
+    @property
+    def __sycl_usm_array_interface__(self) -> dict[str, Any]:
+        stride = self._pages * PAGE // self._itemsize
+        return {
+            "data": (self._start + self._first, False),
+            "shape": self._shape,
+            "strides": (self._shape[1] * stride, stride, 1),
+            "typestr": self._typestr,
+            "version": 1,
+            "syclobj": self._queue,
+        }
+
+
+class Plain:
+    """An array with an interface alone, as `Rows` are."""
+
+    def __init__(self, array: np.ndarray, queue: Any):
+        self._array = UsmArray.from_buffer(array.tobytes(), array.shape, array.dtype.name, sycl_queue=queue)
+        self.__sycl_usm_array_interface__ = self._array.__sycl_usm_array_interface__
+
+
+def allowed(case: generate.Case, accepted: Any) -> Iterator[tuple[str, int, int, int | None]]:
+    """What verification may read: (argument, sequence, position, token), None where it is all tokens of a row."""
+    batch, num_draft = case.draft_tokens.shape
+    vocab = case.target_probs.shape[2]
+    greedy, certain = (case.options.get(name, np.zeros(batch, bool)) for name in ("greedy", "deterministic_draft"))
+    ends = generate.proposals(case.draft_tokens, case.options.get("num_draft"))
+    limits = np.clip(case.options.get("num_draft", np.full(batch, num_draft)), 0, num_draft)
+    for row in range(batch):
+        stop = int(accepted[row])
+        if greedy[row]:
+            for position in range(stop + 1):
+                yield "target_probs", row, position, None
+            continue
+        yield "target_probs", row, stop, None
+        if stop < ends[row] and not certain[row]:
+            yield "draft_probs", row, stop, None
+        # Work-items look at all positions at once: at the token of each, whatever stops before it.
+        for position in range(int(limits[row])):
+            token = int(case.draft_tokens[row, position])
+            if 0 <= token < vocab:
+                yield "target_probs", row, position, token
+                if not certain[row]:
+                    yield "draft_probs", row, position, token
+
+
+def rows(first_seed: int, count: int) -> None:
+    """Rows, and pages of rows, that nothing of the result depends on are never touched."""
+    dlpack._usm_type = lambda pointer, context: 1  # the CPU device reads any memory of the process
+    queue = dlpack.default_queue()
+    rng = np.random.default_rng(first_seed)
+    forbidden = 0
+    for seed in range(first_seed, first_seed + count):
+        cut_at_random(rng)
+        case = generate.option_case(seed)
+        expected = reference.verify(*case.arrays, **case.options)
+        models = {"target_probs": Rows(case.target_probs, queue), "draft_probs": None}
+        if case.draft_probs is not None:
+            models["draft_probs"] = Rows(case.draft_probs, queue)
+        for name, *place in allowed(case, expected.accepted):
+            model = models[name]
+            if model is not None:
+                model.allow(*place)
+        for model in models.values():
+            if model is not None:
+                model.protect()
+                forbidden += model.forbidden
+        tokens, _, _, accept, sample = (None if array is None else Plain(array, queue) for array in case.arrays)
+        given = {
+            name: Plain(value, queue) if isinstance(value, np.ndarray) else value
+            for name, value in case.options.items()
+        }
+        result = verify(tokens, models["draft_probs"], models["target_probs"], accept, sample, **given)
+        assert_same(result, expected, case.id)
+    assert forbidden > 10 * count, forbidden
+    print(f"{count} cases touched no row that did not matter")
+
+
+def touch_a_row() -> None:
+    """Have verify read a forbidden row, to show that it kills the process."""
+    dlpack._usm_type = lambda pointer, context: 1
+    queue = dlpack.default_queue()
+    target = Rows(np.full((1, 2, 5), 0.2, "f4"), queue)
+    target.allow(0, 1)
+    target.protect()
+    verify(Plain(np.full((1, 1), -1), queue), None, target, seed=1)
+
+
 def steps(first_seed: int, count: int) -> None:
     import test_emitted
     import test_stats
@@ -158,6 +322,12 @@ def touch() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["touch"]:
         touch()
+    elif sys.argv[1:] == ["touch-row"]:
+        touch_a_row()
+    elif sys.argv[1] == "options":
+        options(*map(int, sys.argv[2:]))
+    elif sys.argv[1] == "rows":
+        rows(*map(int, sys.argv[2:]))
     elif sys.argv[1] == "steps":
         steps(*map(int, sys.argv[2:]))
     elif sys.argv[1] == "check":

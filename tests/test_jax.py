@@ -103,3 +103,32 @@ def test_numpys_bfloat16_is_copied_bytewise(device, jax):
         assert (copied.dtype, copied.strides) == ("bfloat16", dlpack.contiguous_strides(array.shape))
         content = bytes(copied.owner.memory.copy_to_host())[: 2 * array.size]
         assert content == np.ascontiguousarray(np.asarray(array)).tobytes()
+
+
+def test_jax_takes_the_options(device, jax):
+    narrow = 0
+    for case in generate.option_cases(95_000, 20):
+
+        def made(value: Any) -> Any:
+            if not isinstance(value, np.ndarray):
+                return value
+            if value.dtype == np.uint16:
+                return jax.lax.bitcast_convert_type(jax.numpy.asarray(value), jax.numpy.bfloat16)
+            return jax.numpy.asarray(value)
+
+        inputs = list(map(made, case.arrays))
+        narrow += any(array is not None and array.dtype == jax.numpy.bfloat16 for array in inputs)
+        options = {name: made(value) for name, value in case.options.items() if name != "dtype"}
+        expected = reference.verify(*case.arrays, **case.options)
+        assert_right(jax, verify(*inputs, **options, depends_on=[]), expected)
+    assert narrow > 5
+
+
+def test_jax_arrays_are_no_out(device, jax):
+    """They are immutable: compiled functions count on it."""
+    case = generate.random_case(7, shape=(3, 4, 257), dtype="float32", token_dtype="int64", with_draft_probs=True)
+    inputs = list(map(jax.numpy.asarray, case.arrays))
+    out = [jax.numpy.full(3, -7) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"^`out\[0\]` must be writable: got a read-only array"):
+        verify(*inputs, out=out)
+    assert [array.tolist() for array in out] == [[-7] * 3] * 2

@@ -69,8 +69,27 @@ def test_steps_and_checks_touch_no_page_beside_their_arrays(device, what, name):
     assert done.stdout == f"200 {name} touched nothing outside their arrays\n"
 
 
-def test_a_touch_beside_protected_memory_kills_the_process(device):
-    assert run_protected("touch").returncode < 0
+@pytest.mark.parametrize("first_seed", [50_000, 60_000])
+def test_options_touch_no_page_beside_their_arrays(device, first_seed):
+    if not device.is_cpu:
+        pytest.skip("page protection is the host's")
+    done = run_protected("options", first_seed, 250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "250 cases with options touched nothing outside their arrays\n"
+
+
+@pytest.mark.parametrize("first_seed", [70_000, 80_000])
+def test_verify_touches_no_row_that_does_not_matter(device, first_seed):
+    if not device.is_cpu:
+        pytest.skip("page protection is the host's")
+    done = run_protected("rows", first_seed, 250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "250 cases touched no row that did not matter\n"
+
+
+@pytest.mark.parametrize("what", ["touch", "touch-row"])
+def test_a_touch_of_protected_memory_kills_the_process(device, what):
+    assert run_protected(what).returncode < 0
 
 
 @pytest.mark.parametrize("slices", [1, 8, 300])
