@@ -281,7 +281,9 @@ class Scratch:
         try:
             return self._free.pop()
         except IndexError:
-            memory = MemoryUSMDevice(sum(self._parts), queue=self._queue)
+            # On a queue of its own: on the caller's, clearing it would wait for the work that is there already.
+            queue = dpctl.SyclQueue(self._queue.sycl_context, self._queue.sycl_device)
+            memory = MemoryUSMDevice(sum(self._parts), queue=queue)
             memory.copy_from_host(bytearray(memory.nbytes))
             starts = accumulate(self._parts[:-1], initial=memory._pointer)
             return memory, tuple(starts)

@@ -74,7 +74,7 @@ def verify(
     offset : int in [0, 2**32)
         The caller's step counter: uniforms of different offsets are independent.
     out : pair of (batch,) int64 arrays, optional
-        Contiguous arrays of the arguments' kind to write the results to; they are returned.
+        Contiguous arrays of the kind that results have, to write them to; they are returned.
     stats : AcceptanceStats, optional
         Where to count what was proposed, accepted and emitted, on the device.
     check : bool

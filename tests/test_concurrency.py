@@ -72,7 +72,11 @@ def option_inputs(queue: Any, seed: int) -> list[tuple[generate.Case, dict[str, 
     return made
 
 
-@pytest.mark.parametrize("in_order", [False, True], ids=["out-of-order", "in-order"])
+# oneAPI 2024.2's CPU runtime has hung under this load on out-of-order queues: its own threads wait for one another.
+IN_ORDER = [True] if launch.SequentialOrderManager is None else [False, True]
+
+
+@pytest.mark.parametrize("in_order", IN_ORDER, ids=lambda in_order: "in-order" if in_order else "out-of-order")
 @pytest.mark.parametrize("shared", [True, False], ids=["one-queue", "queue-per-thread"])
 def test_threads_get_their_own_answers_with_options(device, shared, in_order):
     """New results and given ones, counters of all threads and of one, events, seeds and prepared calls, mixed."""
