@@ -140,7 +140,7 @@ def measure(make: Callable[[np.ndarray], Any], queue: dpctl.SyclQueue, repeats: 
 
     draft_tokens, draft_probs, target_probs, *uniforms = inputs
     arguments = (draft_tokens, target_probs, draft_probs, *uniforms, None)
-    kind, plan, _, _ = core._look_at(*arguments)
+    (kind,), plan, _, _ = core._look_at(*arguments)
     memory, start = plan.results.allocate(16)
     taken = microseconds(lambda: verify(*inputs), repeats, queue, clock)
     overhead = [without for without, _ in taken]

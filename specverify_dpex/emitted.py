@@ -76,7 +76,7 @@ def emitted_tokens(draft_tokens: Any, accepted: Any, next_token: Any, *, out: An
     views.append(view)
     plan = _find_plan(kinds, views)
     if out is not None:
-        check_apart(kind, _ARGUMENTS, views, plan.extents)
+        check_apart(_ARGUMENTS, kinds, views, plan.extents)
 
     # The checks end here: what follows copies and launches.
     in_place = out is not None and not kind.on_host

@@ -40,11 +40,11 @@ def output(kind: Kind, array: Any, argument: str) -> tuple[Kind, View]:
     own, view = companion(kind, array, argument)
     if own.read_only(array, argument):
         raise ValueError(f"`{argument}` must be writable: got a read-only array. Pass a copy, or leave it out")
-    return own, view._replace(pointer=own.address(view))
+    return own, view
 
 
-def output_pair(kind: Kind, out: Any) -> list[View]:
-    """The views of verify's argument `out`, in the order of `plan.OUTPUTS`.
+def output_pair(kind: Kind, out: Any) -> tuple[tuple[Kind, ...], tuple[View, ...]]:
+    """The kinds and views of verify's argument `out`, in the order of `plan.OUTPUTS`.
 
     Raises
     ------
@@ -58,15 +58,13 @@ def output_pair(kind: Kind, out: Any) -> list[View]:
             "`out` must be a pair of arrays: expected (accepted, next_token), such as an earlier result, got "
             f"{type(out).__name__}"
         )
-    return [output(kind, array, name)[1] for array, name in zip(out, OUTPUTS)]
+    kinds, views = zip(*(output(kind, array, name) for array, name in zip(out, OUTPUTS)))
+    return kinds, views
 
 
-def all_ordered(kind: Kind, out: Sequence[Any] | None) -> bool:
-    """Whether dpctl's manager orders all that touches the arguments, of `kind`, and verify's `out`."""
-    return kind.ordered and (out is None or all(dlpack.kind_of(array, "out").ordered for array in out))
-
-
-def check_apart(kind: Kind, names: Sequence[str], views: Sequence[View], extents: Sequence[tuple[int, int]]) -> None:
+def check_apart(
+    names: Sequence[str], kinds: Sequence[Kind], views: Sequence[View], extents: Sequence[tuple[int, int]]
+) -> None:
     """Check that arrays for results, those named `out`, overlap neither one another nor an argument.
 
     Raises
@@ -75,9 +73,9 @@ def check_apart(kind: Kind, names: Sequence[str], views: Sequence[View], extents
         If they do.
     """
     spans = []
-    for name, view, (first, last) in zip(names, views, extents):
+    for name, own, view, (first, last) in zip(names, kinds, views, extents):
         if last > first:
-            address = view.pointer or kind.address(view)
+            address = own.address(view)
             spans.append((name, address + first, address + last))
     for at, (name, first, last) in enumerate(spans):
         if not name.startswith("out"):
@@ -87,9 +85,9 @@ def check_apart(kind: Kind, names: Sequence[str], views: Sequence[View], extents
                 raise ValueError(f"`{name}` must not overlap `{other}`: expected memory of its own. Pass another array")
 
 
-def write_results(out: Sequence[Any], views: Sequence[View], memory: Any, first: int) -> None:
+def write_results(kinds: Sequence[Kind], views: Sequence[View], memory: Any, first: int) -> None:
     """Copy results, one behind the other from element `first` of `memory`, to arrays on the host."""
-    for array, view, name in zip(out, views, OUTPUTS):
+    for own, view in zip(kinds, views):
         if 0 not in view.shape:
-            dlpack.kind_of(array, name).write(view, memory, first)
+            own.write(view, memory, first)
         first += view.shape[0]

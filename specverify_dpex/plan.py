@@ -72,8 +72,15 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 _adding = threading.RLock()  # memory that is dropped may run code that calls verify
 
 
-def find_plan(kind: Kind, views: Sequence[View]) -> Plan:
-    """The plan for arrays of one kind, `views` being those of `ARGUMENTS` and `OUTPUTS`.
+def find_plan(kinds: tuple[Kind, ...], views: Sequence[View]) -> Plan:
+    """The plan for arrays like these.
+
+    Parameters
+    ----------
+    kinds : tuple of Kind
+        That of the arguments, and then that of each given output.
+    views : sequence of View
+        Those of `ARGUMENTS`, and then of the given outputs.
 
     Raises
     ------
@@ -82,10 +89,10 @@ def find_plan(kind: Kind, views: Sequence[View]) -> Plan:
     ValueError
         If a shape is wrong or the arrays are not on one queue.
     """
-    signature = (kind, *[view[1:5] for view in views])  # all of a view but its pointer and owner
+    signature = (kinds, *[view[1:5] for view in views])  # all of a view but its pointer and owner
     plan = _plans.get(signature)
     if plan is None:
-        plan = Plan(kind, views)
+        plan = Plan(kinds, views)
         with _adding:
             _make_room()
             plan = _plans.setdefault(signature, plan)
@@ -110,6 +117,8 @@ class Plan:
     ----------
     batch : int
     queue : dpctl.SyclQueue
+    ordered : bool
+        Whether dpctl's manager orders all that touches the arrays.
     copied : tuple of bool
         Which arguments are copied before the launch; empty if none is.
     extents : list of (int, int)
@@ -120,8 +129,9 @@ class Plan:
     scratch : launch.Scratch
     """
 
-    def __init__(self, kind: Kind, views: Sequence[View]):
-        batch, max_draft, vocab = _check(kind, views)
+    def __init__(self, kinds: Sequence[Kind], views: Sequence[View]):
+        kind = kinds[0]
+        batch, max_draft, vocab = _check(kinds, views)
         # The target's queue comes first: its array is the one that always has elements.
         named = dict(zip((*ARGUMENTS, *OUTPUTS), views))
         self.queue = common_queue({"target_probs": named["target_probs"], **named}, dict.fromkeys(ARGUMENTS, kind))
@@ -129,6 +139,7 @@ class Plan:
         copied = [needs_copy(kind, view, name.endswith("probs"), name) for name, view in arguments.items()]
         self.copied = tuple(copied) if any(copied) else ()
         self.batch = batch
+        self.ordered = all(own.ordered for own in kinds)
         self.extents = [extent_of(view) for view in views]
         self.results = kind.results(self.queue)
         self.launch: launch.Launch | None = None
@@ -209,8 +220,9 @@ def options_of(views: Mapping[str, View]) -> int:
     )
 
 
-def _check(kind: Kind, views: Sequence[View]) -> tuple[int, int, int]:
+def _check(kinds: Sequence[Kind], views: Sequence[View]) -> tuple[int, int, int]:
     """Check dtypes and shapes of verify's arguments: batch, num_draft and vocab."""
+    kind, *output_kinds = kinds
     tokens, target, draft, accept, sample, keys, num_draft, deterministic, greedy, *outputs = views
     check_array(kind, tokens, "draft_tokens", "(batch, num_draft)", (None, None), *INTEGERS)
     batch, max_draft = tokens.shape
@@ -253,8 +265,8 @@ def _check(kind: Kind, views: Sequence[View]) -> tuple[int, int, int]:
     for view, name, dtypes in one_each:
         if view is not ABSENT:
             check_array(kind, view, name, "(batch,)", (batch,), *dtypes)
-    for view, name in zip(outputs, OUTPUTS):
-        check_output(kind, view, name, "(batch,)", (batch,))
+    for own, view, name in zip(output_kinds, outputs, OUTPUTS):
+        check_output(own, view, name, "(batch,)", (batch,))
     return batch, max_draft, vocab
 
 

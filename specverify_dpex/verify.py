@@ -11,7 +11,7 @@ from specverify_dpex import dlpack, launch, philox
 from specverify_dpex.check import check_values
 from specverify_dpex.constants import PHILOX_ROW_KEYS
 from specverify_dpex.dlpack import ABSENT, Kind, View
-from specverify_dpex.outputs import all_ordered, check_apart, output_pair, write_results
+from specverify_dpex.outputs import check_apart, output_pair, write_results
 from specverify_dpex.plan import ARGUMENTS, OUTPUTS, Plan, check_array, common_queue, find_plan, needs_copy
 from specverify_dpex.result import VerifyResult
 from specverify_dpex.stats import AcceptanceStats, bind
@@ -123,7 +123,7 @@ def verify(
     >>> verify(draft_tokens, draft_probs, target_probs, seed=7)
     VerifyResult(accepted=array([1]), next_token=array([1]))
     """
-    kind, plan, views, key = _look_at(
+    kinds, plan, views, key = _look_at(
         draft_tokens,
         target_probs,
         draft_probs,
@@ -136,15 +136,15 @@ def verify(
         dtype,
         out,
     )
+    kind = kinds[0]
     offset = philox.check_offset(offset)
-    if out is not None:
-        check_apart(kind, (*ARGUMENTS, *OUTPUTS), views, plan.extents)
     if stats is not None:
         bind(stats, plan.queue)
     events = () if depends_on is None else _events(depends_on)
 
     # The checks of all but values end here: what follows copies and launches.
     given = views
+    outputs = views[len(ARGUMENTS) :]
     events = launch.awaited(plan.queue, events)
     if plan.copied:
         dpctl.SyclEvent.wait_for(list(events))
@@ -156,26 +156,25 @@ def verify(
         accepted = memory._pointer + start
         next_token = accepted + 8 * plan.batch
     else:
-        memory, start = given, 0
-        accepted, next_token = (view.pointer for view in given[len(ARGUMENTS) :])
+        memory, start = outputs, 0
+        accepted, next_token = (view.pointer for view in outputs)
     event = None
     if plan.launch is not None:
         pointers = [view.pointer for view in views[: len(ARGUMENTS)]]
         values = (*pointers, key, offset, accepted, next_token)
         # Results on the host are copied there before the call returns: it waits, whoever keeps the order.
         held, by_events = (memory, views), depends_on is not None and not kind.on_host
-        ordered = all_ordered(kind, out)
         event = launch.run(
-            plan.launch, plan.queue, ordered, held, plan.scratch, *values, events=events, by_events=by_events
+            plan.launch, plan.queue, plan.ordered, held, plan.scratch, *values, events=events, by_events=by_events
         )
         if stats is not None:
             tokens, lengths = views[0], views[ARGUMENTS.index("num_draft")]
-            stats._record(ordered, plan.queue, tokens, lengths, accepted, next_token, held, (event,), by_events)
+            stats._record(plan.ordered, plan.queue, tokens, lengths, accepted, next_token, held, (event,), by_events)
     if out is None:
         result = _results(kind, plan, memory, start)
     else:
         if kind.on_host:
-            write_results(out, given[len(ARGUMENTS) :], memory, start // 8)
+            write_results(kinds[1:], outputs, memory, start // 8)
         result = VerifyResult(*out)
     result.event = event
     return result
@@ -193,8 +192,11 @@ def _look_at(
     greedy: Any | None = None,
     dtype: str | None = None,
     out: Any | None = None,
-) -> tuple[Kind, Plan, list[View], int]:
-    """The kind, plan and views of arguments in the order of `ARGUMENTS` and `OUTPUTS`, and the key of all sequences."""
+) -> tuple[tuple[Kind, ...], Plan, list[View], int]:
+    """The arguments' kind and those of the outputs, the plan, the views of all, and the key of all sequences.
+
+    Views are in the order of `ARGUMENTS` and `OUTPUTS`, the latter where `out` is given.
+    """
     kind = dlpack.kind_of(draft_tokens, "draft_tokens")
     key, keys = _key(seed, needed=uniform_accept is None or uniform_sample is None)
     optional = (draft_probs, uniform_accept, uniform_sample, keys, num_draft, deterministic_draft, greedy)
@@ -203,9 +205,13 @@ def _look_at(
         views.append(ABSENT if array is None else _view(kind, array, name))
     if dtype is not None:
         _read_as(views, dtype)
-    if out is not None:
-        views += output_pair(kind, out)
-    return kind, find_plan(kind, views), views, key
+    if out is None:
+        return (kind,), find_plan((kind,), views), views, key
+    out_kinds, out_views = output_pair(kind, out)
+    views += out_views
+    plan = find_plan((kind, *out_kinds), views)
+    check_apart((*ARGUMENTS, *OUTPUTS), (*[kind] * len(ARGUMENTS), *out_kinds), views, plan.extents)
+    return (kind, *out_kinds), plan, views, key
 
 
 def _read_as(views: list[View], dtype: str) -> None:
@@ -332,7 +338,7 @@ def prepare(
     >>> [verify_step(offset).accepted.tolist() for offset in range(3)]
     [[1], [1], [1]]
     """
-    kind, plan, views, key = _look_at(
+    kinds, plan, views, key = _look_at(
         draft_tokens,
         target_probs,
         draft_probs,
@@ -345,8 +351,7 @@ def prepare(
         dtype,
         out,
     )
-    if out is not None:
-        check_apart(kind, (*ARGUMENTS, *OUTPUTS), views, plan.extents)
+    kind = kinds[0]
     for name, copied in zip(ARGUMENTS, plan.copied):
         if copied:
             raise ValueError(
@@ -370,7 +375,7 @@ def prepare(
     bound = plan.launch_on(*parts, *(view.pointer for view in arguments), key, 0, accepted, next_token)
     counted = (views[0], views[ARGUMENTS.index("num_draft")], accepted, next_token)
     owners = (memory, block, [view.owner for view in views])
-    return Prepared(bound, plan.queue, all_ordered(kind, out), counted, owners, result)
+    return Prepared(bound, plan.queue, plan.ordered, counted, owners, result)
 
 
 def _view(kind: Kind, array: Any, argument: str) -> View:

@@ -109,6 +109,16 @@ def test_emitted_tokens_is_ordered_and_does_not_wait(queue, monkeypatch):
         np.testing.assert_array_equal(tensor.asnumpy(result), expected_tokens(step[0] + 1, *step[1:]))
 
 
+def test_emitted_tokens_sees_overlaps_of_arrays_of_two_libraries(device):
+    buffer = np.arange(20)
+    given = (arrays.Dlpack(np.array([[1, 2], [3, 4]])), buffer[:2], buffer[2:4])
+    with pytest.raises(ValueError, match="^`out` must not overlap `accepted`"):
+        emitted_tokens(*given, out=buffer[:6].reshape(2, 3))
+    out = buffer[4:10].reshape(2, 3)
+    assert emitted_tokens(*given, out=out) is out
+    assert out.tolist() == [[2, -1, -1], [3, 3, -1]]
+
+
 def test_emitted_tokens_checks_a_signature_once(queue, monkeypatch):
     monkeypatch.setattr(emitted, "_plans", {})
     for seed in range(3):

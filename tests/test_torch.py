@@ -16,7 +16,7 @@ import generate
 import numpy as np
 import pytest
 
-from specverify_dpex import dlpack, launch, reference, runtime, verify
+from specverify_dpex import dlpack, emitted_tokens, launch, reference, runtime, verify
 
 NAMES = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample")
 
@@ -97,6 +97,13 @@ def test_lazily_negated_tensors_are_read_as_they_show(device, torch):
     lazy = torch.complex(torch.zeros_like(target), -target).conj().imag
     assert lazy.is_neg()
     assert_right(verify(tokens, draft, lazy, accept, sample), case, lambda tensor: tensor.numpy())
+
+
+def test_emitted_tokens_of_torch_and_numpy_go_to_torch(device, torch):
+    out = torch.zeros((2, 3), dtype=torch.int64)
+    tokens = torch.tensor([[1, 2], [3, 4]])
+    assert emitted_tokens(tokens, np.array([1, 2]), np.array([5, 6]), out=out) is out
+    assert out.tolist() == [[1, 5, -1], [3, 4, 6]]
 
 
 def test_tensors_of_other_types_are_refused(device, torch):
