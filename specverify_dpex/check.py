@@ -57,7 +57,9 @@ def check_values(
     """
     found = [views.get(name, ABSENT) for name in ARGUMENTS]
     if found[0].shape[0]:
-        _find_plan(queue, found).check(kind, found, events)
+        signature = (queue, *(view[1:4] for view in found))
+        plan = launch.remembered(_plans, _MOST_PLANS, signature, lambda: _Plan(queue, found))
+        plan.check(kind, found, events)
     accept, sample = (given.get(name, ABSENT) for name in ("uniform_accept", "uniform_sample"))
     given_both = accept is not ABSENT and sample is not ABSENT and 0 not in accept.shape
     if given_both and kind.address(accept) == kind.address(sample):
@@ -222,13 +224,3 @@ def _raise_bad_row(name: str, rows: View, report: Any, values: Any) -> None:
 def _first(flags: Any) -> int | None:
     """The index of the first that is set."""
     return int(flags.argmax()) if flags.any() else None
-
-
-def _find_plan(queue: dpctl.SyclQueue, views: Sequence[View]) -> _Plan:
-    signature = (queue, *(view[1:4] for view in views))
-    plan = _plans.get(signature)
-    if plan is None:
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        plan = _plans[signature] = _Plan(queue, views)
-    return plan

@@ -74,7 +74,8 @@ def emitted_tokens(draft_tokens: Any, accepted: Any, next_token: Any, *, out: An
     own, view = (kind, ABSENT) if out is None else output(kind, out, "out")
     kinds.append(own)
     views.append(view)
-    plan = _find_plan(kinds, views)
+    signature = (*kinds, *(view[1:5] for view in views))
+    plan = launch.remembered(_plans, _MOST_PLANS, signature, lambda: _Plan(kinds, views))
     if out is not None:
         check_apart(_ARGUMENTS, kinds, views, plan.extents)
 
@@ -137,13 +138,3 @@ class _Plan:
             kernel = launch.kernel(self.queue, "emitted")
             work_group = min(num_draft + 1, 64, kernel.max_work_group)
             self.launch = launch.Launch(kernel, self.queue, arguments, (batch,), work_group, _VARYING)
-
-
-def _find_plan(kinds: Sequence[Kind], views: Sequence[View]) -> _Plan:
-    signature = (*kinds, *(view[1:5] for view in views))
-    plan = _plans.get(signature)
-    if plan is None:
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        plan = _plans[signature] = _Plan(kinds, views)
-    return plan

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import dpctl
 import dpctl._sycl_queue
@@ -52,6 +52,8 @@ _delete_event.argtypes = [ctypes.c_void_p]
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+_Made = TypeVar("_Made")
 
 _COMPLETE = dpctl.event_status_type.complete
 
@@ -257,6 +259,16 @@ class Launch:
         finally:
             if reference:  # interrupted or not
                 _delete_event(reference)
+
+
+def remembered(known: dict[Any, _Made], most: int, signature: Any, make: Callable[[], _Made]) -> _Made:
+    """What `make` gave for a signature; all are forgotten when there are too many."""
+    found = known.get(signature)
+    if found is None:
+        if len(known) >= most:
+            known.clear()
+        found = known[signature] = make()
+    return found
 
 
 class Scratch:

@@ -143,8 +143,11 @@ class AcceptanceStats:
                 counters, positions = MemoryUSMDevice(8 * (2 + 2 * num_draft), queue=queue), num_draft
             else:
                 counters, positions = before, before_positions
+            signature = (queue, *tokens[1:4], *lengths[1:4], positions)
             recorded = launch.run(
-                _launch(queue, tokens, lengths, positions),
+                launch.remembered(
+                    _launches, _MOST_LAUNCHES, signature, lambda: _launch(queue, tokens, lengths, positions)
+                ),
                 queue,
                 ordered,
                 (memory, before, counters),
@@ -182,23 +185,16 @@ def bind(stats: Any, queue: dpctl.SyclQueue) -> None:
 
 def _launch(queue: dpctl.SyclQueue, tokens: View, lengths: View, positions: int) -> launch.Launch:
     """The launch for arrays like these."""
-    key = (queue, *tokens[1:4], *lengths[1:4], positions)
-    found = _launches.get(key)
-    if found is None:
-        batch, num_draft = tokens.shape
-        arguments = {
-            "draft_tokens_batch": tokens.strides[0],
-            "draft_tokens_position": tokens.strides[1],
-            "num_draft_batch": lengths.strides[0],
-            "options": options_of({"draft_tokens": tokens, "num_draft": lengths}),
-            "batch": batch,
-            "max_draft": num_draft,
-            "positions": positions,
-        }
-        kernel = launch.kernel(queue, "stats")
-        work_group = min(1 << (batch - 1).bit_length(), _WORK_GROUP, kernel.max_work_group)
-        if len(_launches) >= _MOST_LAUNCHES:
-            _launches.clear()
-        found = launch.Launch(kernel, queue, arguments, (1,), work_group, _VARYING)
-        _launches[key] = found
-    return found
+    batch, num_draft = tokens.shape
+    arguments = {
+        "draft_tokens_batch": tokens.strides[0],
+        "draft_tokens_position": tokens.strides[1],
+        "num_draft_batch": lengths.strides[0],
+        "options": options_of({"draft_tokens": tokens, "num_draft": lengths}),
+        "batch": batch,
+        "max_draft": num_draft,
+        "positions": positions,
+    }
+    kernel = launch.kernel(queue, "stats")
+    work_group = min(1 << (batch - 1).bit_length(), _WORK_GROUP, kernel.max_work_group)
+    return launch.Launch(kernel, queue, arguments, (1,), work_group, _VARYING)

@@ -76,11 +76,8 @@ def main(first_seed: int, count: int) -> None:
     rng = np.random.default_rng(first_seed)
     for seed in range(first_seed, first_seed + count):
         at_end = bool(seed % 2)
-        launch.Arena.allocate = lambda _, nbytes, at_end=at_end: (ProtectedMemory(nbytes, queue, at_end), 0)
-        launch.MemoryUSMDevice = lambda nbytes, queue, at_end=at_end: ProtectedMemory(nbytes, queue, at_end)
-        cut = tuning.LaunchShape(*(int(rng.choice(options)) for options in CUTS))
-        tuning.launch_shape = lambda *_, cut=cut: cut
-        plan._plans.clear()
+        protect_what_is_allocated(queue, at_end)
+        cut_at_random(rng)
         case = generate.random_case(seed, dtype="float32", token_dtype="int64")
         result = verify(*(protected(array, queue, at_end) for array in case.arrays))
         expected = reference.verify(*case.arrays)
@@ -88,6 +85,12 @@ def main(first_seed: int, count: int) -> None:
         np.testing.assert_array_equal(accepted, expected.accepted, case.id)
         np.testing.assert_array_equal(next_token, expected.next_token, case.id)
     print(f"{count} cases touched nothing outside their arrays")
+
+
+def protect_what_is_allocated(queue: Any, at_end: bool) -> None:
+    """Have results and scratch allocated from here on end, or begin, at a forbidden page."""
+    launch.Arena.allocate = lambda _, nbytes: (ProtectedMemory(nbytes, queue, at_end), 0)
+    launch.MemoryUSMDevice = lambda nbytes, queue: ProtectedMemory(nbytes, queue, at_end)
 
 
 def cut_at_random(rng: np.random.Generator) -> None:
@@ -108,8 +111,7 @@ def options(first_seed: int, count: int) -> None:
     rng = np.random.default_rng(first_seed)
     for seed in range(first_seed, first_seed + count):
         at_end = bool(seed % 2)
-        launch.Arena.allocate = lambda _, nbytes, at_end=at_end: (ProtectedMemory(nbytes, queue, at_end), 0)
-        launch.MemoryUSMDevice = lambda nbytes, queue, at_end=at_end: ProtectedMemory(nbytes, queue, at_end)
+        protect_what_is_allocated(queue, at_end)
         cut_at_random(rng)
         case = generate.option_case(seed)
         given = {

@@ -51,40 +51,26 @@ def run_protected(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("first_seed", [0, 10_000])
-def test_verify_touches_no_page_beside_its_arrays(device, first_seed):
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        ((0, 250), "250 cases touched nothing outside their arrays\n"),
+        ((10_000, 250), "250 cases touched nothing outside their arrays\n"),
+        (("steps", 0, 200), "200 steps touched nothing outside their arrays\n"),
+        (("check", 0, 200), "200 checks touched nothing outside their arrays\n"),
+        (("options", 50_000, 250), "250 cases with options touched nothing outside their arrays\n"),
+        (("options", 60_000, 250), "250 cases with options touched nothing outside their arrays\n"),
+        (("rows", 70_000, 250), "250 cases touched no row that did not matter\n"),
+        (("rows", 80_000, 250), "250 cases touched no row that did not matter\n"),
+    ],
+    ids=lambda value: "-".join(map(str, value[:-1])) if isinstance(value, tuple) else "",
+)
+def test_kernels_touch_no_page_that_they_must_not(device, arguments, printed):
     if not device.is_cpu:
         pytest.skip("page protection is the host's: test_verify_writes_nothing_beside_its_results covers other devices")
-    done = run_protected(first_seed, 250)
+    done = run_protected(*arguments)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "250 cases touched nothing outside their arrays\n"
-
-
-@pytest.mark.parametrize(("what", "name"), [("steps", "steps"), ("check", "checks")])
-def test_steps_and_checks_touch_no_page_beside_their_arrays(device, what, name):
-    if not device.is_cpu:
-        pytest.skip("page protection is the host's")
-    done = run_protected(what, 0, 200)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"200 {name} touched nothing outside their arrays\n"
-
-
-@pytest.mark.parametrize("first_seed", [50_000, 60_000])
-def test_options_touch_no_page_beside_their_arrays(device, first_seed):
-    if not device.is_cpu:
-        pytest.skip("page protection is the host's")
-    done = run_protected("options", first_seed, 250)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "250 cases with options touched nothing outside their arrays\n"
-
-
-@pytest.mark.parametrize("first_seed", [70_000, 80_000])
-def test_verify_touches_no_row_that_does_not_matter(device, first_seed):
-    if not device.is_cpu:
-        pytest.skip("page protection is the host's")
-    done = run_protected("rows", first_seed, 250)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "250 cases touched no row that did not matter\n"
+    assert done.stdout == printed
 
 
 @pytest.mark.parametrize("what", ["touch", "touch-row"])
