@@ -26,6 +26,7 @@ DEVICE = {"SPECVERIFY_DPEX_REQUIRE_DEVICE": "1"}
 LIBRARIES = {"torch": "torch==2.13.*", "jax": "jax>=0.6,<0.11", "kernels": "kernels==0.17.*"}
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
 DEV = {requirement.split(">")[0]: requirement for requirement in EXTRAS["dev"]}
+PYTEST = (DEV["pytest"], DEV["pytest-timeout"])
 # Of the compiler's stack, what runs kernels: the newer stacks want a newer driver than the emulated device has.
 LEVEL_ZERO = ("dpctl", "dpcpp-cpp-rt", "intel-cmplr-lib-rt", "numpy")
 COMPILER_PYTHONS = ("3.11", "3.10", "3.9")  # those that numba-dpex has wheels for
@@ -68,7 +69,7 @@ def run_tests(
     session: nox.Session, *stack: str, ignored: str | None = None, libraries: dict[str, str] | None = None
 ) -> None:
     libraries = libraries or {}
-    session.install(".[demo,dpnp]", DEV["pytest"], *stack, *libraries.values())
+    session.install(".[demo,dpnp]", *PYTEST, *stack, *libraries.values())
     session.run("specverify-dpex", "doctor")
     env = {**DEVICE, "SPECVERIFY_DPEX_REQUIRE": " ".join(libraries)}
     session.run("pytest", *([f"--ignore={ignored}"] if ignored else []), *session.posargs, env=env)
@@ -78,7 +79,7 @@ def run_tests(
 def compiler(session: nox.Session) -> None:
     """numba-dpex on oneAPI 2024.2: the committed modules are fresh, and they and kernels.py itself pass."""
     require_compiler(session)
-    session.install(".[compile,demo]", DEV["pytest"])
+    session.install(".[compile,demo]", *PYTEST)
     session.run("specverify-dpex", "doctor")
     with session.chdir(session.create_tmp()):  # `python -m` would take the checkout
         session.run("python", "-m", "specverify_dpex.compile", "--check")
@@ -93,7 +94,7 @@ def compiler(session: nox.Session) -> None:
 def levelzero(session: nox.Session) -> None:
     """The Level Zero driver of Debian 12 takes the modules, on an emulated Iris Xe and dpctl 0.17."""
     require_compiler(session)
-    session.install(".", DEV["pytest"], *(pin for pin in EXTRAS["compile"] if pin.startswith(LEVEL_ZERO)))
+    session.install(".", *PYTEST, *(pin for pin in EXTRAS["compile"] if pin.startswith(LEVEL_ZERO)))
     with session.chdir(session.create_tmp()):  # the driver records what it does into the working directory
         session.run(
             "python",
