@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -27,6 +28,7 @@ LIBRARIES = {"torch": "torch==2.13.*", "jax": "jax>=0.6,<0.11", "kernels": "kern
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
 DEV = {requirement.split(">")[0]: requirement for requirement in EXTRAS["dev"]}
 PYTEST = (DEV["pytest"], DEV["pytest-timeout"])
+FEWER_SEEDS = ("-m", "not level_zero and not bulk")
 # Of the compiler's stack, what runs kernels: the newer stacks want a newer driver than the emulated device has.
 LEVEL_ZERO = ("dpctl", "dpcpp-cpp-rt", "intel-cmplr-lib-rt", "numpy")
 COMPILER_PYTHONS = ("3.11", "3.10", "3.9")  # those that numba-dpex has wheels for
@@ -62,17 +64,18 @@ def current(session: nox.Session) -> None:
 def oneapi2025(session: nox.Session) -> None:
     """dpctl 0.21 on oneAPI 2025."""
     # The reference runs on the host alone, and `current` has the same numpy.
-    run_tests(session, "dpctl==0.21.*", "dpnp==0.19.*", "intel-opencl-rt==2025.3.*", ignored="tests/test_reference.py")
+    options = ("--ignore=tests/test_reference.py", *FEWER_SEEDS)
+    run_tests(session, "dpctl==0.21.*", "dpnp==0.19.*", "intel-opencl-rt==2025.3.*", options=options)
 
 
 def run_tests(
-    session: nox.Session, *stack: str, ignored: str | None = None, libraries: dict[str, str] | None = None
+    session: nox.Session, *stack: str, options: Sequence[str] = (), libraries: dict[str, str] | None = None
 ) -> None:
     libraries = libraries or {}
     session.install(".[demo,dpnp]", *PYTEST, *stack, *libraries.values())
     session.run("specverify-dpex", "doctor")
     env = {**DEVICE, "SPECVERIFY_DPEX_REQUIRE": " ".join(libraries)}
-    session.run("pytest", *([f"--ignore={ignored}"] if ignored else []), *session.posargs, env=env)
+    session.run("pytest", *options, *session.posargs, env=env)
 
 
 @nox.session(python=compiler_python())
@@ -83,11 +86,11 @@ def compiler(session: nox.Session) -> None:
     session.run("specverify-dpex", "doctor")
     with session.chdir(session.create_tmp()):  # `python -m` would take the checkout
         session.run("python", "-m", "specverify_dpex.compile", "--check")
-    session.run("pytest", *session.posargs, env=DEVICE)
+    session.run("pytest", *FEWER_SEEDS, *session.posargs, env=DEVICE)
     # What depends on the kernels, with the kernels compiled in the process.
     of_kernels = ["tests/test_kernels.py", "tests/test_prepare.py", "tests/test_verify.py"]
     source = {**DEVICE, "SPECVERIFY_DPEX_KERNELS": "source"}
-    session.run("pytest", *(session.posargs or of_kernels), env=source)
+    session.run("pytest", *FEWER_SEEDS, *(session.posargs or of_kernels), env=source)
 
 
 @nox.session(python=compiler_python())

@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 Array = npt.NDArray[Any]
 
@@ -304,6 +305,11 @@ def random_case(
         ]
     )
     return Case(case_id, tokens, draft_probs, target, uniform_accept, uniform_sample)
+
+
+def blocks(first_seeds: range, count: int) -> list[Any]:
+    """Parameters of a test that takes a block of seeds at a time: all but the first `count` are bulk."""
+    return [*first_seeds[:count], *(pytest.param(seed, marks=pytest.mark.bulk) for seed in first_seeds[count:])]
 
 
 def random_cases(count: int, *, first_seed: int = 0, **fixed: Any) -> Iterator[Case]:

@@ -55,13 +55,17 @@ def run_protected(*arguments: object) -> subprocess.CompletedProcess[str]:
     ("arguments", "printed"),
     [
         ((0, 250), "250 cases touched nothing outside their arrays\n"),
-        ((10_000, 250), "250 cases touched nothing outside their arrays\n"),
+        pytest.param((10_000, 250), "250 cases touched nothing outside their arrays\n", marks=pytest.mark.bulk),
         (("steps", 0, 200), "200 steps touched nothing outside their arrays\n"),
         (("check", 0, 200), "200 checks touched nothing outside their arrays\n"),
         (("options", 50_000, 250), "250 cases with options touched nothing outside their arrays\n"),
-        (("options", 60_000, 250), "250 cases with options touched nothing outside their arrays\n"),
+        pytest.param(
+            ("options", 60_000, 250),
+            "250 cases with options touched nothing outside their arrays\n",
+            marks=pytest.mark.bulk,
+        ),
         (("rows", 70_000, 250), "250 cases touched no row that did not matter\n"),
-        (("rows", 80_000, 250), "250 cases touched no row that did not matter\n"),
+        pytest.param(("rows", 80_000, 250), "250 cases touched no row that did not matter\n", marks=pytest.mark.bulk),
     ],
     ids=lambda value: "-".join(map(str, value[:-1])) if isinstance(value, tuple) else "",
 )
@@ -164,7 +168,7 @@ def test_inputs_may_be_dropped_while_the_device_works(kind, queue):
     case = generate.random_case(3, shape=(16, 5, 32000), dtype="float32", token_dtype="int64", with_draft_probs=True)
     expected = reference.verify(*case.arrays)
     results = []
-    for _ in range(20):
+    for _ in range(8):
         results.append(verify(*(kind.make(array, queue) for array in case.arrays)))
         gc.collect()
         np.zeros(case.target_probs.size, "f4").fill(np.nan)

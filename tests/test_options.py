@@ -68,7 +68,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # Values: bit for bit the scalar reference.
 
 
-@pytest.mark.parametrize("first_seed", range(0, CASES, CHUNK))
+@pytest.mark.parametrize("first_seed", generate.blocks(range(0, CASES, CHUNK), 4))
 def test_options_equal_the_scalar_reference_on_random_cases(queue, first_seed, monkeypatch):
     rng = np.random.default_rng(first_seed)
 
