@@ -46,13 +46,13 @@ from specverify_dpex.intrinsics import (
     num_groups,
 )
 
-# A weight in units of 2**-44 has two limbs, multiples of 2**24 units and what is left of them.
+# A weight in units of 2**-44 has two limbs, multiples of 2**25 units and what is left of them.
 WEIGHT_SCALE = np.float32(2.0**44)
-LOW_BITS = np.uint64(24)
-# The smallest float32 whose last bit is worth 2**24. What is added to it is rounded to multiples of that, and the bits
-# of the sum count them.
-ROUNDER = np.float32(2.0**47)
-ROUNDER_BITS = np.uint32(0x57000000)
+LOW_BITS = np.uint64(25)
+# Sums of upper limbs begin here, where the last bit of a float32 is worth 2**25: what is added is rounded to multiples
+# of that. Up to twice this number, which is 16 weights of 1 away, the bits of a sum count them.
+UPPER_ZERO = np.float32(2.0**48)
+UPPER_ZERO_BITS = np.uint32(0x57800000)
 
 # Sums of 64 bits are added up over a work-group in three limbs.
 LIMB_BITS = np.uint64(22)
@@ -157,17 +157,34 @@ def _accepts(target, draft, uniform):
 
 
 @dpex.device_func
-def _limbs(r):
-    """The weight floor(2**44 * min(max(r, 0), 1)) as two limbs, by 32-bit instructions; NaN -> 0.
-
-    The upper one is rounded to nearest, so the lower one has a sign: 2**23 at most. Where r < 2**-21 there may be a
-    fraction to drop, but there the upper limb is zero; elsewhere both are exact.
-    """
+def _clamp(r):
+    """min(max(r, 0), 1); NaN -> 0."""
     positive = r if r > np.float32(0) else np.float32(0)
-    scaled = np.float32((positive if positive < np.float32(1) else np.float32(1)) * WEIGHT_SCALE)
-    rounded = np.float32(scaled + ROUNDER)
-    low = np.int32(np.float32(scaled - np.float32(rounded - ROUNDER)))
-    return np.uint32(bits_of(rounded) - ROUNDER_BITS), low
+    return positive if positive < np.float32(1) else np.float32(1)
+
+
+@dpex.device_func
+def _add_upper(upper, r):
+    """Add the upper limb of the weight floor(2**44 * r) to a sum: the new sum, and the lower limb, an int32.
+
+    The upper limb is rounded to nearest, so the lower one has a sign: 2**24 at most. It is the error of the first fma,
+    which float32 holds exactly. Where r < 2**-21 there may be a fraction to drop, but there the upper limb is zero.
+    """
+    new = fma(r, WEIGHT_SCALE, upper)
+    return new, np.int32(fma(r, WEIGHT_SCALE, np.float32(upper - new)))
+
+
+@dpex.device_func
+def _upper_units(upper):
+    """The sum of upper limbs as a number of multiples of 2**25."""
+    return np.uint32(bits_of(upper) - UPPER_ZERO_BITS)
+
+
+@dpex.device_func
+def _limbs(r):
+    """The weight floor(2**44 * min(max(r, 0), 1)) as two limbs, by 32-bit instructions; NaN -> 0."""
+    upper, low = _add_upper(UPPER_ZERO, _clamp(r))
+    return _upper_units(upper), low
 
 
 @dpex.device_func
@@ -196,8 +213,8 @@ def _weight(target_row, draft_row, draft_end, excluded, v):
 def _row_mass(target_row, draft_row, residual, first, last, lane, lanes):
     """This work-item's share of the weights of tokens [first, last): every lanes-th of them, at most MAX_TILE_STEPS.
 
-    Four at a time, so that their steps overlap. Counters have 32 bits and addresses start at the work-item's own token,
-    since 64-bit arithmetic takes several instructions on most GPUs.
+    Four at a time, each with a sum of its own, so that their steps overlap. Counters have 32 bits and addresses start
+    at the work-item's own token, since 64-bit arithmetic takes several instructions on most GPUs.
     """
     target0 = at(target_row, first + lane)
     target1 = at(target0, lanes)
@@ -207,21 +224,25 @@ def _row_mass(target_row, draft_row, residual, first, last, lane, lanes):
     draft1 = at(draft0, lanes)
     draft2 = at(draft1, lanes)
     draft3 = at(draft2, lanes)
+    upper0 = UPPER_ZERO
+    upper1 = UPPER_ZERO
+    upper2 = UPPER_ZERO
+    upper3 = UPPER_ZERO
+    low_sum = np.int32(0)
     length = np.int32(last - first)
     stride = np.int32(4 * lanes)
-    whole = np.int32(length - np.int32(np.uint32(length) % np.uint32(stride)))
-    high_sum = np.uint32(0)
-    low_sum = np.int32(0)
+    last_stride = np.int32(length - stride)
     v = np.int32(0)
-    while v < whole:
-        high0, low0 = _limbs(_value(target0, draft0, residual, v))
-        high1, low1 = _limbs(_value(target1, draft1, residual, v))
-        high2, low2 = _limbs(_value(target2, draft2, residual, v))
-        high3, low3 = _limbs(_value(target3, draft3, residual, v))
-        high_sum = np.uint32(high_sum + high0 + high1 + high2 + high3)
+    while v <= last_stride:
+        upper0, low0 = _add_upper(upper0, _clamp(_value(target0, draft0, residual, v)))
+        upper1, low1 = _add_upper(upper1, _clamp(_value(target1, draft1, residual, v)))
+        upper2, low2 = _add_upper(upper2, _clamp(_value(target2, draft2, residual, v)))
+        upper3, low3 = _add_upper(upper3, _clamp(_value(target3, draft3, residual, v)))
         low_sum = np.int32(low_sum + low0 + low1 + low2 + low3)
         v = np.int32(v + stride)
-    v = whole
+    high_sum = np.uint32(
+        _upper_units(upper0) + _upper_units(upper1) + _upper_units(upper2) + _upper_units(upper3)
+    )  # fmt: skip
     while v + lane < length:
         high, low = _limbs(_value(target0, draft0, residual, v))
         high_sum = np.uint32(high_sum + high)
@@ -715,8 +736,8 @@ def stats_kernel(
 # A sum of weights that is one.
 ONE = np.uint64(2**44)
 WEIGHT_UNIT = np.float32(2.0**-44)
-# Elements of a chunk for each work-item: its 32-bit counters of limbs hold 255.
-CHECKED_STEPS = 128
+# Elements of a chunk for each work-item: its 32-bit counters of limbs hold 127.
+CHECKED_STEPS = 64
 
 
 @dpex.device_func

@@ -8,8 +8,8 @@ import dpctl
 
 MAX_WORK_GROUP = 1024
 """Work-items of a work-group: the limbs of as many 64-bit sums fit in 32 bits when they are added."""
-MAX_TILE_STEPS = 255
-"""Elements of a tile for each work-item: as many lower limbs of up to 2**23 fit in its 32-bit counter."""
+MAX_TILE_STEPS = 64
+"""Elements of a tile for each work-item: each of its four sums of upper limbs holds 16 of them."""
 
 
 class LaunchShape(NamedTuple):

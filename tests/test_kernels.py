@@ -9,7 +9,7 @@ import specverify_dpex  # noqa: F401  first: it makes the SYCL runtime findable 
 
 # isort: split
 from specverify_dpex import compile as compiler
-from specverify_dpex import kernels, launch, philox, reference
+from specverify_dpex import kernels, launch, philox, reference, tuning
 from specverify_dpex.spirv import MODULE_FOLDER
 
 EDGES = np.array(
@@ -19,17 +19,45 @@ EDGES = np.array(
 )
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_limbs_are_the_weight(monkeypatch):
+@pytest.fixture
+def on_host(monkeypatch):
+    """The intrinsics of weights in numpy: float64 holds the product of an fma and all of its sum that matters here."""
     monkeypatch.setattr(kernels, "bits_of", lambda value: np.float32(value).view("u4"))
+    monkeypatch.setattr(kernels, "fma", lambda a, b, c: np.float32(np.float64(a) * np.float64(b) + np.float64(c)))
+    for name in ("_clamp", "_add_upper", "_upper_units"):
+        monkeypatch.setattr(kernels, name, getattr(kernels, name).py_func)
+
+
+def weights(count: int) -> np.ndarray:
+    """Values that weights are made of: edges, and random ones of all sizes."""
     rng = np.random.default_rng(0)
-    for r in np.concatenate([EDGES, rng.random(1000, dtype="f4"), (2 ** -rng.uniform(0, 60, 5000)).astype("f4")]):
+    return np.concatenate([EDGES, rng.random(count, dtype="f4"), (2 ** -rng.uniform(0, 60, 5 * count)).astype("f4")])
+
+
+def test_limbs_are_the_weight(on_host):
+    for r in weights(1000):
         high, low = kernels._limbs.py_func(r)
         assert (high.dtype, low.dtype) == (np.uint32, np.int32)
-        assert (int(high) << 24) + int(low) == reference._scalar_weight(float(r))
-        assert high <= 2**20 and abs(low) <= 2**23
+        assert (int(high) << 25) + int(low) == reference._scalar_weight(float(r))
+        assert high <= 2**19 and abs(low) <= 2**24
         with np.errstate(over="ignore"):
             assert int(kernels._combine.py_func(high, low)) == reference._scalar_weight(float(r))
+
+
+@pytest.mark.parametrize("largest", [1.0, 2.0**-20, 2.0**-40])
+def test_sums_of_upper_limbs_are_exact(on_host, largest):
+    """As many weights as one of the sums of a tile has, all of the largest among them."""
+    rng = np.random.default_rng(1)
+    steps = tuning.MAX_TILE_STEPS // 4
+    for tile in [np.full(steps, largest, "f4"), *(largest * rng.random((200, steps), dtype="f4"))]:
+        upper, low_sum = kernels.UPPER_ZERO, 0
+        for r in tile:
+            upper, low = kernels._add_upper(upper, kernels._clamp(r))
+            assert abs(low) <= 2**24
+            low_sum += int(low)
+        total = (int(kernels._upper_units(upper)) << 25) + low_sum
+        assert total == sum(reference._scalar_weight(float(r)) for r in tile)
+        assert 4 * abs(low_sum) < 2**31
 
 
 @pytest.mark.parametrize("uniform", EDGES, ids=str)
