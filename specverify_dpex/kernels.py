@@ -57,6 +57,8 @@ UPPER_ZERO_BITS = np.uint32(0x57800000)
 # Sums of 64 bits are added up over a work-group in three limbs.
 LIMB_BITS = np.uint64(22)
 LIMB_MASK = np.uint64(2**22 - 1)
+# Work-items that read side by side in the draw's search of a tile: those of a GPU's vector share cache lines then.
+TEAM = np.int64(16)
 SMALLEST_NORMAL = np.float32(2.0**-126)
 # Scales both sides of the acceptance test so that nothing underflows: the sides differ by at least 2**-174 where
 # target >= 2**-126, and neither exceeds 1 before scaling.
@@ -207,6 +209,15 @@ def _weight(target_row, draft_row, draft_end, excluded, v):
         return np.uint64(0)
     high, low = _limbs(_value(target_row, draft_row, v < draft_end, v))
     return _combine(high, low)
+
+
+@dpex.device_func
+def _token_mass(target_row, draft_row, draft_end, excluded, first, last, step):
+    """The sum of the weights of every step-th token in [first, last), by one work-item."""
+    mass = np.uint64(0)
+    for v in range(first, last, step):
+        mass += _weight(target_row, draft_row, draft_end, excluded, v)
+    return mass
 
 
 @dpex.device_func
@@ -591,18 +602,30 @@ def verify_kernel(
     if first_tile > slice_first:
         before += _sum64(lane_mass[(first_tile - 1) * lanes + lane])
 
-    # Each work-item takes neighbouring tokens of the tile; that whose share holds the threshold walks through it.
-    share = np.int64(np.uint32(tile_length) // np.uint32(lanes))
-    first = first_tile * tile_length + lane * share
+    # Each team of work-items takes neighbouring tokens of the tile: all but small work-groups have teams of a vector.
+    team = TEAM if np.uint32(lanes) % np.uint32(TEAM) == 0 else np.int64(1)
+    own_team = np.int64(np.uint32(lane) // np.uint32(team))
+    share = np.int64(np.uint32(tile_length) // np.uint32(lanes)) * team
+    tile = first_tile * tile_length
+    first = tile + own_team * share
     last = min(first + share, vocab)
-    mass = np.uint64(0)
-    for v in range(first, last):
-        mass += _weight(target_row, draft_row, draft_end, excluded, v)
-    lower = before + _scan64(mass)
-    if lower <= threshold and threshold < lower + mass:
+    mass = _token_mass(target_row, draft_row, draft_end, excluded, first + lane - own_team * team, last, team)
+    before += _scan64(mass)
+    holds = before <= threshold and threshold < before + mass
+    found = np.int64(group_sum(np.uint32(own_team if holds else 0)))
+    before = _sum64(before if lane == found * team else np.uint64(0))
+
+    # All work-items divide the tokens of the team that holds the threshold, and one of them walks through its own.
+    last = min(tile + found * share + share, vocab)
+    own = np.int64(np.uint32(share + lanes - 1) // np.uint32(lanes))
+    first = tile + found * share + lane * own
+    last = min(first + own, last)
+    mass = _token_mass(target_row, draft_row, draft_end, excluded, first, last, 1)
+    before += _scan64(mass)
+    if before <= threshold and threshold < before + mass:
         for v in range(first, last):
-            lower += _weight(target_row, draft_row, draft_end, excluded, v)
-            if threshold < lower:
+            before += _weight(target_row, draft_row, draft_end, excluded, v)
+            if threshold < before:
                 next_token[sequence] = v
                 break
 

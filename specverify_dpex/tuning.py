@@ -25,7 +25,7 @@ class LaunchShape(NamedTuple):
 _CPU_WORK_GROUP = 8
 _GPU_WORK_GROUP = 256
 # Each work-item writes its sum once for each tile, 8 bytes: long tiles write and search fewer sums, short ones leave
-# less to search inside, which one work-item does token by token.
+# less to search inside, twice over.
 _TILE_STEPS = 32
 # Work-groups that a compute unit wants, to hide the latency of loads and to even out rows that read one array with
 # those that read two.
@@ -40,5 +40,5 @@ def launch_shape(batch: int, vocab: int, device: dpctl.SyclDevice) -> LaunchShap
     cpu = device.is_cpu
     work_group = min(_CPU_WORK_GROUP if cpu else _GPU_WORK_GROUP, device.max_work_group_size)
     wanted = device.max_compute_units * (_CPU_GROUPS_PER_UNIT if cpu else _GPU_GROUPS_PER_UNIT)
-    slices = max(1, min(-(-wanted // batch), vocab // _SMALLEST_SLICE))
+    slices = min(-(-wanted // batch), -(-vocab // _SMALLEST_SLICE))
     return LaunchShape(work_group, _TILE_STEPS, slices)
