@@ -327,24 +327,13 @@ def _sum_slice(
 
 @dpex.device_func
 def _find_tile(lane_mass, first_tile, last_tile, threshold, lane, lanes):
-    """The first tile of a slice up to which its mass exceeds the threshold, by the whole work-group.
-
-    The tiles are divided into one part more than there are work-items, each looks at the last tile of a part, and the
-    part that is found is divided again.
-    """
+    """The first tile of a slice up to which its mass exceeds the threshold, by halving, with the whole work-group."""
     while last_tile - first_tile > 1:
-        tiles = np.uint32(last_tile - first_tile)
-        part = np.int64(np.uint32(tiles + lanes) // np.uint32(lanes + 1))
-        found = np.uint32(np.uint32(tiles - 1) // np.uint32(part))
-        tile = first_tile + lane * part + part - 1
-        if tile < last_tile - 1:
-            mass = np.uint64(0)
-            for other in range(lanes):
-                mass += lane_mass[tile * lanes + other]
-            if threshold < mass:
-                found = np.uint32(lane)
-        first_tile += np.int64(group_min(found)) * part
-        last_tile = min(first_tile + part, last_tile)
+        middle = first_tile + ((last_tile - first_tile) >> 1)
+        if threshold < _sum64(lane_mass[(middle - 1) * lanes + lane]):
+            last_tile = middle
+        else:
+            first_tile = middle
     return first_tile
 
 
