@@ -439,9 +439,7 @@ def run(
     parts = block[1] if block is not None else ()
     try:
         if manager is not None:
-            # Waiting for what is complete costs a launch several microseconds; looking costs one.
-            before = [event for event in manager.submitted_events if event.execution_status is not _COMPLETE]
-            events = [*before, *events]
+            events = [*manager.submitted_events, *events] if events else manager.submitted_events
         event = launch.submit(events, *parts, *varying)
         if by_events or (manager is not None and (ordered or queue.is_in_order)):
             in_flight.hold(event, memory, scratch, block)
