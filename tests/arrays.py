@@ -9,11 +9,22 @@ from typing import Any, Callable, NamedTuple
 
 import dpctl
 import numpy as np
+import pytest
 from dpctl._sycl_queue_manager import get_device_cached_queue as cached_queue
 
 from specverify_dpex import UsmArray
 
-__all__ = ["Dlpack", "Interface", "Kind", "cached_queue", "kinds", "optional", "tensor_module", "usm_array"]
+__all__ = [
+    "QUEUES_FOR_THREADS",
+    "Dlpack",
+    "Interface",
+    "Kind",
+    "cached_queue",
+    "kinds",
+    "optional",
+    "tensor_module",
+    "usm_array",
+]
 
 REQUIRED = os.environ.get("SPECVERIFY_DPEX_REQUIRE", "").split()
 """Libraries that the session of noxfile.py installs: a test that finds one missing fails."""
@@ -27,6 +38,13 @@ def optional(name: str) -> Any | None:
         if name in REQUIRED:
             raise
         return None
+
+
+# Before oneAPI 2026, CPU runtimes crash in their own waits and copies where many threads use out-of-order queues.
+_ORDERS = [False, True] if tuple(map(int, dpctl.__version__.split(".")[:2])) >= (0, 22) else [True]
+QUEUES_FOR_THREADS = pytest.mark.parametrize(
+    "in_order", _ORDERS, ids=lambda in_order: "in-order" if in_order else "out-of-order"
+)
 
 
 class Kind(NamedTuple):

@@ -28,11 +28,7 @@ def cases(count: int) -> list[tuple[generate.Case, object]]:
     return [(case, reference.verify(*case.arrays)) for case in made]
 
 
-# oneAPI 2024.2's CPU runtime has hung and crashed under this load where threads wait for out-of-order queues.
-IN_ORDER = [True] if launch.SequentialOrderManager is None else [False, True]
-
-
-@pytest.mark.parametrize("in_order", IN_ORDER, ids=lambda in_order: "in-order" if in_order else "out-of-order")
+@arrays.QUEUES_FOR_THREADS
 @pytest.mark.parametrize("shared", [True, False], ids=["one-queue", "queue-per-thread"])
 def test_threads_get_their_own_answers(kind, device, shared, in_order):
     options = {"property": "in_order"} if in_order else {}
@@ -76,7 +72,7 @@ def option_inputs(queue: Any, seed: int) -> list[tuple[generate.Case, dict[str, 
     return made
 
 
-@pytest.mark.parametrize("in_order", IN_ORDER, ids=lambda in_order: "in-order" if in_order else "out-of-order")
+@arrays.QUEUES_FOR_THREADS
 @pytest.mark.parametrize("shared", [True, False], ids=["one-queue", "queue-per-thread"])
 def test_threads_get_their_own_answers_with_options(device, shared, in_order):
     """New results and given ones, counters of all threads and of one, events, seeds and prepared calls, mixed."""

@@ -222,7 +222,7 @@ def test_stats_wait_where_nothing_else_keeps_the_order(device):
     assert event.execution_status is dpctl.event_status_type.complete
 
 
-@pytest.mark.parametrize("in_order", [False, True], ids=["out-of-order", "in-order"])
+@arrays.QUEUES_FOR_THREADS
 def test_stats_of_several_threads(usm_kind, device, in_order):
     queue = dpctl.SyclQueue(device, **({"property": "in_order"} if in_order else {}))
     counting = AcceptanceStats()
