@@ -108,18 +108,22 @@ class Clock:
 
 
 def microseconds(
-    work: Callable[[], Any], repeats: int, queue: dpctl.SyclQueue, clock: Clock
-) -> list[tuple[float, float]]:
-    """Time of each of many runs, without and with its launch, after a warm-up; the device is idle before each."""
-    taken = []
+    works: dict[str, Callable[[], Any]], repeats: int, queue: dpctl.SyclQueue, clock: Clock
+) -> dict[str, list[tuple[float, float]]]:
+    """Time of each of many runs, without and with its launch, after a warm-up; the device is idle before each.
+
+    The works are run in turn, so that what disturbs the machine disturbs all alike.
+    """
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(repeats + repeats // 10):
-        queue.wait()
-        clock.spent = 0
-        start = time.perf_counter_ns()
-        work()
-        whole = time.perf_counter_ns() - start
-        taken.append(((whole - clock.spent) / 1000, whole / 1000))
-    return taken[repeats // 10 :]
+        for name, work in works.items():
+            queue.wait()
+            clock.spent = 0
+            start = time.perf_counter_ns()
+            work()
+            whole = time.perf_counter_ns() - start
+            taken[name].append(((whole - clock.spent) / 1000, whole / 1000))
+    return {name: runs[repeats // 10 :] for name, runs in taken.items()}
 
 
 def measure(make: Callable[[np.ndarray], Any], queue: dpctl.SyclQueue, repeats: int, clock: Clock) -> dict[str, float]:
@@ -138,15 +142,6 @@ def measure(make: Callable[[np.ndarray], Any], queue: dpctl.SyclQueue, repeats: 
     arguments = (draft_tokens, target_probs, draft_probs, *uniforms, None)
     (kind,), plan, _, _ = core._look_at(*arguments)
     memory, start = plan.results.allocate(16)
-    taken = microseconds(lambda: verify(*inputs), repeats, queue, clock)
-    overhead = [without for without, _ in taken]
-    fifths = statistics.quantiles(overhead, n=5)
-    row = {
-        "overhead": statistics.median(overhead),
-        "overhead p20": fifths[0],
-        "overhead p80": fifths[-1],
-        "launch": statistics.median(whole - without for without, whole in taken),
-    }
     parts: dict[str, Callable[[], Any]] = {
         "arguments": lambda: core._look_at(*arguments),
         "memory": lambda: plan.results.allocate(16),
@@ -155,9 +150,16 @@ def measure(make: Callable[[np.ndarray], Any], queue: dpctl.SyclQueue, repeats: 
     if hasattr(inputs[0], "_owner") and hasattr(inputs[0], "__dlpack__"):
         options = {"max_version": (1, 0), "stream": plan.queue}
         parts["exports"] = lambda: [(array.__dlpack_device__(), array.__dlpack__(**options)) for array in inputs]
-    for name, work in parts.items():
-        row[name] = statistics.median(whole for _, whole in microseconds(work, repeats, queue, clock))
-    return row
+    taken = microseconds({"call": lambda: verify(*inputs), **parts}, repeats, queue, clock)
+    overhead = [without for without, _ in taken["call"]]
+    fifths = statistics.quantiles(overhead, n=5)
+    return {
+        "overhead": statistics.median(overhead),
+        "overhead p20": fifths[0],
+        "overhead p80": fifths[-1],
+        "launch": statistics.median(whole - without for without, whole in taken["call"]),
+        **{name: statistics.median(whole for _, whole in taken[name]) for name in parts},
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,5 +21,5 @@ def test_overhead_prints_a_row_for_every_kind_with_its_parts(device, tmp_path):
     for name, row in rows.items():
         assert f"| {name} | {row['overhead']:.1f} |" in done.stdout
         assert 0 < row["overhead p20"] <= row["overhead"] <= row["overhead p80"]
-        assert min(row[part] for part in ("launch", "arguments", "memory", "results")) > 0
+        assert 0 < row["arguments"] < row["overhead"] + row["launch"]
         assert ("exports" in row) == name.startswith("DLPack")
