@@ -87,8 +87,8 @@ def tensor_module() -> Any | None:
             tensor = importlib.import_module(name)
         except ImportError:
             continue
-        # Their first copies deadlock if several threads make them at once (a C++ static and the GIL).
-        tensor.asnumpy(tensor.asarray(np.zeros(1, "f4")))
+        if dpctl.get_devices():  # its first copies deadlock if several threads make them at once (a C++ static)
+            tensor.asnumpy(tensor.asarray(np.zeros(1, "f4")))
         return tensor
     return None
 
@@ -125,7 +125,7 @@ def _torch_kinds() -> list[Kind]:
                 False,
             )
         )
-    if tensor_module() is not None:
+    if tensor_module() is not None and dpctl.get_devices():
         import torch_stand_in
 
         torch_stand_in.install()

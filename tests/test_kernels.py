@@ -28,14 +28,9 @@ def on_host(monkeypatch):
         monkeypatch.setattr(kernels, name, getattr(kernels, name).py_func)
 
 
-def weights(count: int) -> np.ndarray:
-    """Values that weights are made of: edges, and random ones of all sizes."""
-    rng = np.random.default_rng(0)
-    return np.concatenate([EDGES, rng.random(count, dtype="f4"), (2 ** -rng.uniform(0, 60, 5 * count)).astype("f4")])
-
-
 def test_limbs_are_the_weight(on_host):
-    for r in weights(1000):
+    rng = np.random.default_rng(0)
+    for r in np.concatenate([EDGES, rng.random(1000, dtype="f4"), (2 ** -rng.uniform(0, 60, 5000)).astype("f4")]):
         high, low = kernels._limbs.py_func(r)
         assert (high.dtype, low.dtype) == (np.uint32, np.int32)
         assert (int(high) << 25) + int(low) == reference._scalar_weight(float(r))
