@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import dpctl
@@ -81,9 +82,9 @@ class _Plan:
             0 if rows is ABSENT or 0 in rows.shape else batch * rows.shape[1] for rows in (draft, target)
         ]
         # The parts of 8-byte elements first: the others may end anywhere.
-        self._scratch = launch.Scratch(
-            queue, (48 * batch, 16 * draft_rows, 16 * target_rows, 8 * batch, 4 * draft_rows, 4 * target_rows)
-        )
+        parts = (48 * batch, 16 * draft_rows, 16 * target_rows, 8 * batch, 4 * draft_rows, 4 * target_rows)
+        *self._starts, nbytes = accumulate(parts, initial=0)
+        self._scratch = launch.Scratch(queue, nbytes)
         arguments = {
             "draft_tokens_batch": tokens.strides[0],
             "draft_tokens_position": tokens.strides[1],
@@ -138,8 +139,10 @@ class _Plan:
 
     def check(self, kind: Kind, views: Sequence[View], events: Sequence[dpctl.SyclEvent]) -> None:
         tokens, lengths, draft, target, accept, sample, greedy, deterministic = (view.pointer for view in views)
-        block = self._scratch.take()
-        memory, (proposals, draft_rows, target_rows, uniforms, draft_values, target_values) = block
+        memory = self._scratch.take()
+        proposals, draft_rows, target_rows, uniforms, draft_values, target_values = (
+            memory._pointer + start for start in self._starts
+        )
         calls = [
             (self._proposals, (tokens, lengths, greedy, accept, sample, proposals, uniforms)),
             (self._rows[0], (draft, tokens, lengths, greedy, deterministic, draft_rows, draft_values)),
@@ -153,7 +156,7 @@ class _Plan:
         for event in launched:
             event.wait()
         content = bytes(memory.copy_to_host())
-        self._scratch.give_back(block)
+        self._scratch.give_back(memory)
         self._raise_what_is_bad(views, content)
 
     def _raise_what_is_bad(self, views: Sequence[View], content: bytes) -> None:

@@ -61,7 +61,7 @@ def _group_collective(name, operation):
 
 
 def _atomic_increment(typing_context, pointer):
-    """Add 1 to a uint32 in global memory and return what it was, ordering the device's memory around it.
+    """Add 1 to the first uint32 at a pointer and return what it was, ordering the device's memory around it.
 
     Work-items that see the sum of others' increments see all that those wrote before.
     """
@@ -69,8 +69,9 @@ def _atomic_increment(typing_context, pointer):
     def generate(context, builder, signature, arguments):
         scope = ir.Constant(_I32, _DEVICE_SCOPE)
         semantics = ir.Constant(_I32, _ACQUIRE_RELEASE | _CROSS_WORK_GROUP_MEMORY)
-        name = "_Z18__spirv_AtomicIAddPU3AS1jjjj"
-        return _call(builder, name, _I32, [arguments[0], scope, semantics, ir.Constant(_I32, 1)], convergent=True)
+        word = builder.bitcast(arguments[0], _I32.as_pointer(pointer.addrspace))
+        name = f"_Z18__spirv_AtomicIAddPU3AS{pointer.addrspace}jjjj"
+        return _call(builder, name, _I32, [word, scope, semantics, ir.Constant(_I32, 1)], convergent=True)
 
     return types.uint32(pointer), generate
 

@@ -466,9 +466,7 @@ def verify_kernel(
     tile_length,          # IN   tokens of a tile, a multiple of the work-group's size and at most MAX_TILE_STEPS of it
     slice_tiles,          # IN   tiles of a work-group's slice; slices * slice_tiles >= tiles
     tiles,                # IN   tiles of a row
-    arrivals,             # I/O  (batch,) uint32, zero before and after: the slices of each sequence that are done
-    slice_mass,           # TMP  (batch, slices) uint64
-    lane_mass,            # TMP  (batch, tiles, work-group size) uint64: in its slice, each work-item's share so far
+    scratch,              # TMP  (batch, tiles * work-group size + 8 * (slices // 8 + 1)) uint64, as below; zero at first
     accepted,             # OUT  (batch,) int64
     next_token,           # OUT  (batch,) int64
 ):
@@ -481,8 +479,10 @@ def verify_kernel(
     first_token = sequence * draft_tokens_batch  # an index, as the width of a token is known where it is read
     draft_probs = at(draft_probs, sequence * draft_probs_batch)
     target_probs = at(target_probs, sequence * target_probs_batch)
-    slice_mass = at(slice_mass, sequence * slices)
-    lane_mass = at(lane_mass, sequence * tiles * lanes)
+    # One array for all three, as it takes a runtime several times as long to pass a pointer as a number.
+    lane_mass = at(scratch, sequence * (tiles * lanes + 8 * ((slices >> 3) + 1)))  # (tiles, work-items): shares so far
+    slice_mass = at(lane_mass, tiles * lanes)  # (slices,)
+    arrivals = at(slice_mass, slices)  # one uint32: the slices that are done; zero again when all are
     limit = _draft_limit(num_draft, num_draft_batch, max_draft, options, sequence)
 
     if _masked(options, GREEDY_MASK, greedy, greedy_batch, sequence):
@@ -529,11 +529,11 @@ def verify_kernel(
         arrived = np.uint32(0)
         if lane == 0:
             slice_mass[slice_index] = total
-            arrived = atomic_increment(at(arrivals, sequence))
+            arrived = atomic_increment(arrivals)
         if group_sum(arrived) != np.uint32(slices - 1):
             return
         if lane == 0:
-            arrivals[sequence] = np.uint32(0)
+            arrivals[0] = np.uint64(0)
         group_barrier()
         for index in range(lane * share, min(lane * share + share, slices)):
             mass += slice_mass[index]

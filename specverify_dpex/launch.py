@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, Callable, TypeVar
 
 import dpctl
@@ -279,33 +278,31 @@ class Scratch:
     Parameters
     ----------
     queue : dpctl.SyclQueue
-    parts : tuple of int
-        Bytes of each part of a block.
+    nbytes : int
+        Bytes of a block.
     """
 
-    def __init__(self, queue: dpctl.SyclQueue, parts: tuple[int, ...]):
+    def __init__(self, queue: dpctl.SyclQueue, nbytes: int):
         self._queue = queue
-        self._parts = parts
-        self._free: list[tuple[MemoryUSMDevice, tuple[int, ...]]] = []
+        self._nbytes = nbytes
+        self._free: list[MemoryUSMDevice] = []
 
-    def take(self) -> tuple[MemoryUSMDevice, tuple[int, ...]]:
-        """A block: its memory, and the address of each part."""
+    def take(self) -> MemoryUSMDevice:
         try:
             return self._free.pop()
         except IndexError:
             # On a queue of its own: on the caller's, clearing it would wait for the work that is there already.
             queue = dpctl.SyclQueue(self._queue.sycl_context, self._queue.sycl_device)
-            memory = MemoryUSMDevice(sum(self._parts), queue=queue)
-            memory.copy_from_host(bytearray(memory.nbytes))
-            starts = accumulate(self._parts[:-1], initial=memory._pointer)
-            return memory, tuple(starts)
+            memory = MemoryUSMDevice(self._nbytes, queue=queue)
+            memory.copy_from_host(bytearray(self._nbytes))
+            return memory
 
     @property
     def kept(self) -> int:
         """Bytes of the blocks that no launch uses."""
-        return len(self._free) * sum(self._parts)
+        return len(self._free) * self._nbytes
 
-    def give_back(self, block: tuple[MemoryUSMDevice, tuple[int, ...]]) -> None:
+    def give_back(self, block: MemoryUSMDevice) -> None:
         self._free.append(block)
 
 
@@ -347,13 +344,15 @@ class _InFlight:
     _PERIOD = 0.05  # seconds: how long memory may outlive its use when no call follows
 
     def __init__(self) -> None:
-        self._held: deque[tuple[dpctl.SyclEvent, object, Scratch | None, Any]] = deque()
+        self._held: deque[tuple[dpctl.SyclEvent, object, Scratch | None, MemoryUSMDevice | None]] = deque()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._releasing = threading.RLock()  # memory that is dropped may run code that calls verify
 
-    def hold(self, event: dpctl.SyclEvent, memory: object, scratch: Scratch | None, block: Any) -> None:
+    def hold(
+        self, event: dpctl.SyclEvent, memory: object, scratch: Scratch | None, block: MemoryUSMDevice | None
+    ) -> None:
         """Keep `memory` alive until `event` is complete, and give the block of scratch back then."""
         self.release()
         self._held.append((event, memory, scratch, block))
@@ -374,7 +373,7 @@ class _InFlight:
             # An entry goes only when it is done, so that an interrupt in between loses nothing that is in use.
             while self._held and self._held[0][0].execution_status is _COMPLETE:
                 _, _, scratch, block = self._held.popleft()
-                if scratch is not None:
+                if scratch is not None and block is not None:
                     scratch.give_back(block)
 
     def _watch(self) -> None:
@@ -413,7 +412,7 @@ def run(
     events: Sequence[dpctl.SyclEvent] = (),
     by_events: bool = False,
 ) -> dpctl.SyclEvent:
-    """Launch with the parts of a block of scratch and `varying`, in order with the queue's other work.
+    """Launch with a block of `scratch`, where there is one, and `varying`, in order with the queue's other work.
 
     Where dpctl has an order manager, the launch waits for the events in it and is added to it, so that dpctl.tensor
     and dpnp functions that follow wait in turn. The host waits only where nothing else keeps the order.
@@ -436,11 +435,10 @@ def run(
     """
     manager = SequentialOrderManager[queue] if SequentialOrderManager is not None else None
     block = scratch.take() if scratch is not None else None
-    parts = block[1] if block is not None else ()
     try:
         if manager is not None:
             events = [*manager.submitted_events, *events] if events else manager.submitted_events
-        event = launch.submit(events, *parts, *varying)
+        event = launch.submit(events, *varying) if block is None else launch.submit(events, block._pointer, *varying)
         if by_events or (manager is not None and (ordered or queue.is_in_order)):
             in_flight.hold(event, memory, scratch, block)
             if manager is not None:

@@ -45,9 +45,7 @@ OUTPUTS = ("out[0]", "out[1]")
 
 # What changes between calls with one plan, in the order in which `launch.run` is given it after the scratch.
 _VARYING = (
-    "lane_mass",
-    "slice_mass",
-    "arrivals",
+    "scratch",
     "draft_tokens",
     "target_probs",
     "draft_probs",
@@ -143,7 +141,7 @@ class Plan:
         self.extents = [extent_of(view) for view in views]
         self.results = kind.results(self.queue)
         self.launch: launch.Launch | None = None
-        self.scratch = launch.Scratch(self.queue, ())
+        self.scratch = launch.Scratch(self.queue, 0)
         if batch:
             strides = {
                 name: contiguous_strides(view.shape) if copy else view.strides
@@ -181,9 +179,8 @@ class Plan:
         groups = (self.batch, -(-tiles // slice_tiles))
         self._bound = (kernel, self.queue, arguments, groups, work_group)
         self.launch = launch.Launch(*self._bound, _VARYING)
-        lane_mass, slice_mass, arrivals = 8 * tiles * work_group, 8 * groups[1], 4
-        parts = (self.batch * part for part in (lane_mass, slice_mass, arrivals))
-        self.scratch = launch.Scratch(self.queue, tuple(parts))
+        words = tiles * work_group + 8 * (groups[1] // 8 + 1)  # of each sequence, as in kernels.py
+        self.scratch = launch.Scratch(self.queue, 8 * self.batch * words)
 
     def launch_on(self, *addresses: int) -> launch.Launch:
         """A launch on these arrays alone: the values of `_VARYING`, of which only "offset" still varies."""

@@ -371,8 +371,9 @@ def prepare(
     else:
         result = VerifyResult(*out)
         accepted, next_token = (view.pointer for view in views[len(ARGUMENTS) :])
-    block, parts = plan.scratch.take()
-    bound = plan.launch_on(*parts, *(view.pointer for view in arguments), key, 0, accepted, next_token)
+    block = plan.scratch.take()
+    pointers = [view.pointer for view in arguments]
+    bound = plan.launch_on(block._pointer, *pointers, key, 0, accepted, next_token)
     counted = (views[0], views[ARGUMENTS.index("num_draft")], accepted, next_token)
     owners = (memory, block, [view.owner for view in views])
     return Prepared(bound, plan.queue, plan.ordered, counted, owners, result)

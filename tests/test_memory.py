@@ -110,7 +110,7 @@ def test_verify_writes_nothing_beside_its_results(queue, monkeypatch, slices):
 def test_scratch_of_many_shapes_is_let_go(queue, monkeypatch):
     monkeypatch.setattr(plan, "_plans", {})
     monkeypatch.setattr(tuning, "launch_shape", lambda *_: tuning.LaunchShape(1, 1, 1))
-    block = 8 * 1000 + 8 + 4  # bytes of a sequence: a mass for each token and for the slice, and a count
+    block = 8 * 1000 + 64  # bytes of a sequence: a mass for each token, and a cache line for the slice's and a count
     monkeypatch.setattr(plan, "_MOST_SCRATCH", 20 * block)
     for batch in [*range(1, 12), 11, 30, 2, 3]:
         tokens = UsmArray((batch, 0), "int64", sycl_queue=queue)
