@@ -12,6 +12,7 @@ import array as host_array
 import ctypes
 import functools
 import math
+import operator
 import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -369,20 +370,13 @@ class Kind:
         """
         try:
             interface = array.__sycl_usm_array_interface__
-            if interface["version"] != 1:
-                raise ValueError(f"version must be 1, got {interface['version']}")
-            typestr = interface["typestr"]
-            dtype = typestr[1:]
-            if typestr[0] not in _NATIVE_ORDERS:
-                raise ValueError(f"typestr must be of the device's byte order, got {typestr!r}")
-            shape = tuple(interface["shape"])
-            strides = tuple(interface.get("strides") or contiguous_strides(shape))
-            least = min(shape) if shape else 1
-            if len(strides) != len(shape) or least < 0:
-                raise ValueError(f"strides must fit the shape, got {strides} for {shape}")
-            if least == 0:  # nothing of it is read, and dpctl has no memory object of zero bytes
+            strides = interface.get("strides")
+            shape, strides, dtype, size = _layout(
+                interface["version"], tuple(interface["shape"]), strides and tuple(strides), interface["typestr"]
+            )
+            if 0 in shape:  # nothing of it is read, and dpctl has no memory object of zero bytes
                 return View(0, shape, strides, dtype, None, array)
-            pointer = interface["data"][0] + interface.get("offset", 0) * int(dtype[1:])
+            pointer = interface["data"][0] + interface.get("offset", 0) * size
             queue = interface["syclobj"]
             if type(queue) is dpctl.SyclQueue:  # a tenth of what as_usm_memory costs
                 if _usm_type(pointer, queue.sycl_context.addressof_ref()):
@@ -418,6 +412,28 @@ class Kind:
     def wrap(self, memory: Any, first: int, shape: tuple[int, ...], dtype: str, queue: dpctl.SyclQueue) -> Any:
         """An array of this kind over results that begin `first` elements into `memory`; `dtype` as in a View."""
         return UsmArray._over(memory, first * int(dtype[1:]), shape, dtype, queue)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(
+    version: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, typestr: str
+) -> tuple[tuple[int, ...], tuple[int, ...], str, int]:
+    """Shape, strides, dtype and bytes of an element, as these fields of a USM array interface say them.
+
+    Raises
+    ------
+    ValueError
+        If they do not fit each other or are of another version.
+    """
+    if version != 1:
+        raise ValueError(f"version must be 1, got {version}")
+    if typestr[0] not in _NATIVE_ORDERS:
+        raise ValueError(f"typestr must be of the device's byte order, got {typestr!r}")
+    shape = tuple(map(operator.index, shape))
+    strides = tuple(map(operator.index, strides)) if strides else contiguous_strides(shape)
+    if len(strides) != len(shape) or min(shape, default=0) < 0:
+        raise ValueError(f"strides must fit the shape, got {strides} for {shape}")
+    return shape, strides, typestr[1:], int(typestr[2:])
 
 
 class _OwnKind(Kind):
