@@ -62,6 +62,8 @@ SETTLE_NS = 2_000_000
 """How long the untimed runs before a timed one last: other engines' threads spin for up to a millisecond."""
 SLOW_NS = 10 * SETTLE_NS
 """What an engine that takes this long finds in the caches matters little: it needs only the time to settle."""
+TELLING = 0.01
+"""Seconds of a run that tells how long a larger one would take: shorter ones are mostly the cost of a call."""
 SWEPT_BYTES = 2**27
 """What `--cold` copies between runs, several times any cache of a CPU or an integrated GPU."""
 FEWEST_ITERATIONS = 3
@@ -90,6 +92,8 @@ class Rates:
         self._seconds_per_byte: dict[str, float] = {}
 
     def note(self, name: str, workload: Workload, seconds: float) -> None:
+        if seconds < TELLING:
+            return
         rate = seconds / workload.input_bytes
         self._seconds_per_byte[name] = min(rate, self._seconds_per_byte.get(name, rate))
 

@@ -1,11 +1,10 @@
-"""The benchmark's floor: a kernel that reads what verification must read, adds it up in float32, and does no
-more.
+"""The benchmark's own kernels: the floor, which reads what verification must read and adds it up, and an empty one.
 
-    python bench/floor.py           write bench/floor_f32.spv
-    python bench/floor.py --check   fail where it differs from a fresh compilation
+    python bench/floor.py           write bench/floor_f32.spv and bench/empty.spv
+    python bench/floor.py --check   fail where they differ from a fresh compilation
 
-It is compiled as the library's own kernels are, in the compiler stack (`pip install
-specverify-dpex[compile]`), and committed, so that the benchmark runs on every stack.
+They are compiled as the library's own kernels are, in the compiler stack (`pip install specverify-dpex[compile]`), and
+committed, so that the benchmark runs on every stack.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ import numpy as np
 from numba.core import types
 
 from specverify_dpex.intrinsics import at, group_id, local_id, local_size, num_groups
-
-NAME = "floor_f32"
-MODULE = Path(__file__).with_name(f"{NAME}.spv")
-
 
 # Two tokens of each row at a step: independent sums, so that no addition waits for the one before it.
 
@@ -98,34 +93,45 @@ def floor_kernel(
     sums[(sequence * num_groups(0) + slice_index) * lanes + lane] = total
 
 
-def entry_point() -> compiler.EntryPoint:
-    """The kernel with the types of its arguments."""
+@dpex.kernel
+def empty_kernel(
+    unused,
+):  # fmt: skip
+    """What a launch costs by itself."""
+
+
+def entry_points() -> tuple[compiler.EntryPoint, ...]:
+    """The kernels with the types of their arguments."""
     float32s = types.CPointer(types.float32, addrspace=1)  # 1: global memory
     int64s = types.CPointer(types.int64, addrspace=1)
     named = {"draft_probs": float32s, "target_probs": float32s, "stops": int64s, "sums": float32s}
-    parameters = inspect.signature(floor_kernel.py_func).parameters
-    argument_types = tuple(named.get(parameter, types.int64) for parameter in parameters)
-    return compiler.EntryPoint(NAME, floor_kernel, argument_types)
+
+    def entry(name, kernel):
+        parameters = inspect.signature(kernel.py_func).parameters
+        return compiler.EntryPoint(name, kernel, tuple(named.get(parameter, types.int64) for parameter in parameters))
+
+    return entry("floor_f32", floor_kernel), entry("empty", empty_kernel)
 
 
-def compile_floor() -> bytes:
-    """The SPIR-V module of the kernel."""
-    return entry_point().compile()
+def module_path(name: str) -> Path:
+    return Path(__file__).with_name(f"{name}.spv")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python bench/floor.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare with the file there")
+    parser.add_argument("--check", action="store_true", help="compare with the files there")
     options = parser.parse_args(arguments)
 
-    fresh = compile_floor()
-    if options.check:
-        stale = not MODULE.exists() or MODULE.read_bytes() != fresh
-        print(f"{MODULE} is {'stale: run `python bench/floor.py`' if stale else 'fresh'}")
-        return int(stale)
-    MODULE.write_bytes(fresh)
-    print(f"{MODULE}: {len(fresh)} bytes")
-    return 0
+    stale = 0
+    for entry in entry_points():
+        fresh, path = entry.compile(), module_path(entry.name)
+        if not options.check:
+            path.write_bytes(fresh)
+            print(f"{path}: {len(fresh)} bytes")
+        elif not path.exists() or path.read_bytes() != fresh:
+            print(f"{path} is stale: run `python bench/floor.py`")
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

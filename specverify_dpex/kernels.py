@@ -466,7 +466,7 @@ def verify_kernel(
     tile_length,          # IN   tokens of a tile, a multiple of the work-group's size and at most MAX_TILE_STEPS of it
     slice_tiles,          # IN   tiles of a work-group's slice; slices * slice_tiles >= tiles
     tiles,                # IN   tiles of a row
-    scratch,              # TMP  (batch, tiles * work-group size + 8 * (slices // 8 + 1)) uint64, as below; zero at first
+    scratch,              # TMP  (batch, tiles * work-group size + 8 * (slices // 8 + 1)) uint64, zero at first; below
     accepted,             # OUT  (batch,) int64
     next_token,           # OUT  (batch,) int64
 ):

@@ -284,6 +284,13 @@ def test_memory_of_the_largest_workload_fits_for_the_library_and_what_copies_lit
     assert fits == {"specverify", "specverify-prepared", "floor", "dpnp-lean"}
 
 
+def test_bench_tells_nothing_of_larger_workloads_from_the_cost_of_a_call(run, monkeypatch):
+    fake(monkeypatch, run=engines.Specverify.run)
+    monkeypatch.setattr(bench, "_seconds", lambda engine: engine.run() or 0.001)
+    _, rows, _ = run("--workload", "b1-k1-v2", "b8-k5-v2000", "--engine", "fake", "--longest-run", "0.5", *SHORT)
+    assert [row["status"] for row in rows] == ["timed", "timed"]
+
+
 def test_transformers_verifies_one_sequence_with_the_given_uniforms(queue):
     pytest.importorskip("transformers.generation.utils")
     torch = pytest.importorskip("torch")
@@ -373,9 +380,11 @@ def test_requirement_compares_with_the_floor(ratio, met):
         timed("b8-k5-v128256-low", "specverify", 1.0, ratio_to_floor=9.0),
         timed("b8-k5-v128256", "specverify-prepared", 1.0, ratio_to_floor=9.0),
     ]
-    assert requirement(rows, text) == (text, "at most 1.4", f"{ratio:.2f}", met)
+    measured = f"{ratio:.2f} (prepared 9.00)"
+    assert requirement(rows, text) == (text, "at most 1.4", measured, met)
+    assert requirement(rows[:2], text) == (text, "at most 1.4", f"{ratio:.2f}", met)
     assert requirement(rows[1:], text).met is None
-    assert f"| {text} | at most 1.4 | {ratio:.2f} | {'yes' if met else 'NO'} |" in report.requirement_table(rows)
+    assert f"| {text} | at most 1.4 | {measured} | {'yes' if met else 'NO'} |" in report.requirement_table(rows)
 
 
 @pytest.mark.parametrize("ratio, met", [(50, True), (49.9, False)])
@@ -516,13 +525,16 @@ def test_floor_is_not_timed_on_a_wrong_sum(queue):
     assert engine.mismatch().startswith("sums[1] is ")
 
 
-def test_floor_module_is_what_its_source_compiles_to():
+def test_floor_modules_are_what_their_source_compiles_to():
     pytest.importorskip("numba_dpex", reason="only the compiler stack has numba-dpex")
     import floor
 
-    assert floor.compile_floor() == floor.MODULE.read_bytes()
-    arguments = tuple((argument["name"], argument["type"]) for argument in floor.entry_point().arguments)
-    assert (floor.NAME, arguments) == (engines.Floor.entry_point, engines.Floor.arguments)
+    first, empty = floor.entry_points()
+    for entry in (first, empty):
+        assert entry.compile() == floor.module_path(entry.name).read_bytes()
+    arguments = tuple((argument["name"], argument["type"]) for argument in first.arguments)
+    assert (first.name, arguments) == (engines.Floor.entry_point, engines.Floor.arguments)
+    assert (empty.name, len(empty.arguments)) == ("empty", 1)
 
 
 @pytest.mark.parametrize("name", ["b1-k1-v2", "b8-k5-v257", "b3-k8-v1000", "b40-k2-v257"])

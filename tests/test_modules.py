@@ -16,7 +16,7 @@ from specverify_dpex import launch
 from specverify_dpex.spirv import MANIFEST, MODULE_FOLDER, capabilities, private_variables, work_group_limit
 
 MODULES = sorted(MODULE_FOLDER.glob("*.spv"))
-FLOOR = Path(__file__).parent.parent / "bench" / "floor_f32.spv"  # the benchmark's own
+BENCH_MODULES = sorted((Path(__file__).parent.parent / "bench").glob("*.spv"))
 ENTRY_POINTS = json.loads((MODULE_FOLDER / MANIFEST).read_text())["modules"]
 FLOAT64 = 10
 OP_CAPABILITY = 17 | 2 << 16
@@ -40,7 +40,7 @@ def test_module_is_what_the_manifest_says(module):
     assert work_group_limit(content) == ENTRY_POINTS[module.stem]["work_group_limit"]
 
 
-@pytest.mark.parametrize("module", [*MODULES, FLOOR], ids=lambda path: path.stem)
+@pytest.mark.parametrize("module", [*MODULES, *BENCH_MODULES], ids=lambda path: path.stem)
 def test_module_needs_no_float64(module):
     words = struct.unpack(f"<{module.stat().st_size // 4}I", module.read_bytes())
     declared = {after for word, after in zip(words, words[1:]) if word == OP_CAPABILITY}
@@ -68,7 +68,7 @@ def test_capabilities_refuses_what_is_not_spirv():
         capabilities(struct.pack(">5I", 0x07230203, 0x10100, 0, 1, 0))
 
 
-@pytest.mark.parametrize("module", [*MODULES, FLOOR], ids=lambda path: path.stem)
+@pytest.mark.parametrize("module", [*MODULES, *BENCH_MODULES], ids=lambda path: path.stem)
 def test_module_is_valid(module):
     validator = shutil.which("spirv-val")
     if validator is None:

@@ -16,10 +16,14 @@ def test_overhead_prints_a_row_for_every_kind_with_its_parts(device, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode in (0, 1), done.stderr  # 1: slower than the limits, which so few runs do not decide
     assert "Traceback" not in done.stderr
-    rows = json.loads(out.read_text())["rows"]
+    written = json.loads(out.read_text())
+    rows, launches = written["rows"], written["launches"]
     assert {"UsmArray", "USM array interface", "DLPack of UsmArray", "numpy"} <= set(rows)
     for name, row in rows.items():
         assert f"| {name} | {row['overhead']:.1f} |" in done.stdout
         assert 0 < row["overhead p20"] <= row["overhead"] <= row["overhead p80"]
         assert 0 < row["arguments"] < row["overhead"] + row["launch"]
+        assert ("limit" in row) == (name in ("UsmArray", "USM array interface", "DLPack of UsmArray"))
         assert ("exports" in row) == name.startswith("DLPack")
+    assert launches["empty"] < launches["prepared"] < launches["plain"]
+    assert f"dpctl: {launches['empty']:.1f} µs" in done.stdout
