@@ -18,9 +18,9 @@ except ImportError as error:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 else:
-    from specverify_dpex.dlpack import UsmArray
     from specverify_dpex.emitted import emitted_tokens
     from specverify_dpex.philox import uniforms
     from specverify_dpex.result import VerifyResult
     from specverify_dpex.stats import AcceptanceStats, Counts
+    from specverify_dpex.usm_array import UsmArray
     from specverify_dpex.verify import prepare, verify

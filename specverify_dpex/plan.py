@@ -26,7 +26,8 @@ from specverify_dpex.constants import (
     PHILOX_ROW_KEYS,
     PHILOX_SAMPLE,
 )
-from specverify_dpex.dlpack import ABSENT, DTYPE_NAMES, Kind, View, contiguous_strides
+from specverify_dpex.dlpack import ABSENT, Kind, View, contiguous_strides
+from specverify_dpex.usm_array import DTYPE_NAMES, default_queue
 
 ARGUMENTS = (
     "draft_tokens",
@@ -305,7 +306,7 @@ def common_queue(views: Mapping[str, View], kinds: Mapping[str, Kind]) -> dpctl.
         If one is on another queue. What it tells to do depends on the kind of that array, where `kinds` has it.
     """
     first, *others = views
-    queue = views[first].queue or dlpack.default_queue()
+    queue = views[first].queue or default_queue()
     for name in others:
         other = views[name].queue
         if other is not None and other != queue:

@@ -32,6 +32,7 @@ from specverify_dpex import (
     reference,
     stats,
     tuning,
+    usm_array,
     verify,
 )
 
@@ -72,7 +73,7 @@ def protected(array: np.ndarray | None, queue: Any, at_end: bool) -> UsmArray | 
 
 
 def main(first_seed: int, count: int) -> None:
-    queue = dlpack.default_queue()
+    queue = usm_array.default_queue()
     rng = np.random.default_rng(first_seed)
     for seed in range(first_seed, first_seed + count):
         at_end = bool(seed % 2)
@@ -107,7 +108,7 @@ def assert_same(result: Any, expected: Any, case_id: str) -> None:
 
 
 def options(first_seed: int, count: int) -> None:
-    queue = dlpack.default_queue()
+    queue = usm_array.default_queue()
     rng = np.random.default_rng(first_seed)
     for seed in range(first_seed, first_seed + count):
         at_end = bool(seed % 2)
@@ -213,7 +214,7 @@ def allowed(case: generate.Case, accepted: Any) -> Iterator[tuple[str, int, int,
 def rows(first_seed: int, count: int) -> None:
     """Rows, and pages of rows, that nothing of the result depends on are never touched."""
     dlpack._usm_type = lambda pointer, context: 1  # the CPU device reads any memory of the process
-    queue = dlpack.default_queue()
+    queue = usm_array.default_queue()
     rng = np.random.default_rng(first_seed)
     forbidden = 0
     for seed in range(first_seed, first_seed + count):
@@ -245,7 +246,7 @@ def rows(first_seed: int, count: int) -> None:
 def touch_a_row() -> None:
     """Have verify read a forbidden row, to show that it kills the process."""
     dlpack._usm_type = lambda pointer, context: 1
-    queue = dlpack.default_queue()
+    queue = usm_array.default_queue()
     target = Rows(np.full((1, 2, 5), 0.2, "f4"), queue)
     target.allow(0, 1)
     target.protect()
@@ -256,7 +257,7 @@ def steps(first_seed: int, count: int) -> None:
     import test_emitted
     import test_stats
 
-    queue = dlpack.default_queue()
+    queue = usm_array.default_queue()
     for seed in range(first_seed, first_seed + count):
         at_end = bool(seed % 2)
         launch.Arena.allocate = lambda _, nbytes, at_end=at_end: (ProtectedMemory(nbytes, queue, at_end), 0)
@@ -280,7 +281,7 @@ def steps(first_seed: int, count: int) -> None:
 def check_wild_values(first_seed: int, count: int) -> None:
     import test_check
 
-    queue = dlpack.default_queue()
+    queue = usm_array.default_queue()
     kind = dlpack.kind_of(UsmArray((1,), "int64"), "array")
 
     def view(array: np.ndarray, at_end: bool) -> dlpack.View:

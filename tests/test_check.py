@@ -10,7 +10,7 @@ import dpctl
 import numpy as np
 import pytest
 
-from specverify_dpex import check, dlpack, tuning
+from specverify_dpex import check, dlpack, tuning, usm_array
 from specverify_dpex.check import check_values
 
 NUMPY = arrays.kinds()[0]
@@ -48,7 +48,7 @@ def run_made(made: dict[str, Any]) -> None:
     own = dlpack.kind_of(made["target_probs"], "target_probs")
     given = {name: own.view(array, name) for name, array in made.items() if array is not None}
     views = {name: own.copy(view) if own.on_host else view for name, view in given.items()}
-    check_values(own, views["target_probs"].queue or dlpack.default_queue(), given, views)
+    check_values(own, views["target_probs"].queue or usm_array.default_queue(), given, views)
 
 
 def message(arguments: dict[str, Any]) -> str:

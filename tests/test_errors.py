@@ -13,7 +13,7 @@ import dpctl
 import numpy as np
 import pytest
 
-from specverify_dpex import UsmArray, dlpack, emitted_tokens, launch, uniforms, verify
+from specverify_dpex import UsmArray, emitted_tokens, launch, uniforms, usm_array, verify
 
 BATCH, NUM_DRAFT, VOCAB = 2, 3, 5
 NAMES = ("draft_tokens", "draft_probs", "target_probs", "uniform_accept", "uniform_sample")
@@ -360,7 +360,7 @@ def test_verify_without_a_device(monkeypatch):
     def none_found() -> None:
         raise dpctl.SyclDeviceCreationError("none")
 
-    monkeypatch.setattr(dlpack, "_default_queue", None)
+    monkeypatch.setattr(usm_array, "_default_queue", None)
     monkeypatch.setattr(dpctl, "select_default_device", none_found)
     with pytest.raises(RuntimeError) as error:
         verify(**good())

@@ -15,7 +15,7 @@ import pytest
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 # A block of Python, and the block of text after it where there is one.
 EXAMPLES = re.findall(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", README, flags=re.DOTALL)
-MODULES = [f"specverify_dpex.{name}" for name in ("dlpack", "emitted", "philox", "reference", "stats", "verify")]
+MODULES = [f"specverify_dpex.{name}" for name in ("emitted", "philox", "reference", "stats", "usm_array", "verify")]
 
 
 @pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=range(1, len(EXAMPLES) + 1))

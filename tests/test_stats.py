@@ -13,7 +13,7 @@ import generate
 import numpy as np
 import pytest
 
-from specverify_dpex import AcceptanceStats, Counts, dlpack, launch, reference, stats, verify
+from specverify_dpex import AcceptanceStats, Counts, dlpack, launch, reference, stats, usm_array, verify
 from specverify_dpex.dlpack import ABSENT
 
 THREADS = 4
@@ -54,7 +54,7 @@ class OnDevice:
 
     def count(self, counting: AcceptanceStats) -> Any:
         tokens, accepted, next_token, lengths = self.views
-        queue = accepted.queue or dlpack.default_queue()
+        queue = accepted.queue or usm_array.default_queue()
         return counting._record(
             self.kind.ordered,
             queue,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specverify_dpex import UsmArray
-from specverify_dpex.dlpack import DTYPE_NAMES
+from specverify_dpex.usm_array import DTYPE_NAMES
 
 DTYPES = pytest.mark.parametrize("dtype", DTYPE_NAMES.values())
 
