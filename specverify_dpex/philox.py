@@ -154,8 +154,8 @@ def uniforms(seed: Any, offset: int, batch: int, num_draft: int, *, like: Any = 
     True
     """
     offset = check_offset(offset)
-    batch = _check_count("batch", batch, bits=32)
-    num_draft = _check_count("num_draft", num_draft, bits=31)
+    batch = _check_integer("batch", batch, 32, remedy=_COUNT)
+    num_draft = _check_integer("num_draft", num_draft, 31, remedy=_COUNT)
     if like is not None:
         from specverify_dpex.verify import device_uniforms  # here, since that module needs this one
 
@@ -215,7 +215,7 @@ def row_keys(seed: Any, batch: int) -> tuple[list[int], list[int]]:
             "Pass one seed for each row, or one for all."
         )
     values = seed.tolist() if hasattr(seed, "tolist") else seed
-    return [_check_word(f"seed[{row}]", value, bits=64) for row, value in enumerate(values)], [0] * batch
+    return [_check_integer(f"seed[{row}]", value, 64) for row, value in enumerate(values)], [0] * batch
 
 
 def check_seed(seed: Any) -> int:
@@ -228,7 +228,7 @@ def check_seed(seed: Any) -> int:
     ValueError
         If it is out of range.
     """
-    return _check_word("seed", seed, 64, accepted="an int, or a (batch,) uint64 array for a seed of each sequence")
+    return _check_integer("seed", seed, 64, accepted="an int, or a (batch,) uint64 array for a seed of each sequence")
 
 
 def check_offset(offset: Any) -> int:
@@ -241,21 +241,20 @@ def check_offset(offset: Any) -> int:
     ValueError
         If it is out of range.
     """
-    return _check_word("offset", offset, bits=32)
+    return _check_integer("offset", offset, 32)
 
 
-def _check_word(name: str, value: Any, bits: int, accepted: str = "an int, or anything with __index__") -> int:
-    """A number of `bits` bits, of which any stands for the one that its caller has."""
-    return _check_integer(name, value, bits, accepted, f"Reduce it modulo 2**{bits}.")
+_REDUCE = "Reduce it modulo 2**{bits}."  # any such number stands for the one that the caller has
+_COUNT = "Pass how many there are, and draw parts where there are 2**{bits} or more."
 
 
-def _check_count(name: str, value: Any, bits: int) -> int:
-    """How many of something there are."""
-    remedy = f"Pass how many there are, and draw parts where there are 2**{bits} or more."
-    return _check_integer(name, value, bits, "an int, or anything with __index__", remedy)
-
-
-def _check_integer(name: str, value: Any, bits: int, accepted: str, remedy: str) -> int:
+def _check_integer(
+    name: str,
+    value: Any,
+    bits: int,
+    accepted: str = "an int, or anything with __index__",
+    remedy: str = _REDUCE,
+) -> int:
     """Return `value` as a Python int in [0, 2**bits), or raise the error that names it."""
     try:
         # A bool has __index__ too, and so has numpy's before 2.0, but passed as a count or a seed it is a
@@ -267,7 +266,8 @@ def _check_integer(name: str, value: Any, bits: int, accepted: str, remedy: str)
         raise TypeError(f"`{name}` must be an integer: expected int, got {type(value).__name__}. Pass {accepted}.")
     if not 0 <= integer < 1 << bits:
         raise ValueError(
-            f"`{name}` must fit in {bits} bits: expected an integer in [0, 2**{bits}), got {integer}. {remedy}"
+            f"`{name}` must fit in {bits} bits: expected an integer in [0, 2**{bits}), got {integer}. "
+            + remedy.format(bits=bits)
         )
     return integer
 
