@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import pytest
 from specverify_dpex import VerifyResult, plan, reference, tuning, uniforms, verify
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text())
-WORK_GROUPS = (1, 2, 3, 16, 64, 100, 256, 1024)
-TILE_STEPS = (1, 2, 3, 4, 5, 64, 512)
+WORK_GROUPS = (1, 2, 3, 8, 16, 64, 100, 256, 1024)
+TILE_STEPS = (1, 2, 3, 4, 5, 8, 12, 48, 64, 512)
 SLICES = (1, 2, 3, 8, 64, 300)
 NUMPY = arrays.kinds()[0]
 SHAPES = pytest.mark.parametrize(
@@ -113,6 +115,28 @@ def test_verify_is_the_same_for_every_work_group_and_slice(queue, monkeypatch):
             force_cut(monkeypatch, work_group, TILE_STEPS[(work_group + slices) % len(TILE_STEPS)], slices)
             for case in cases:
                 assert_same(run(NUMPY, queue, case.arrays), reference.verify(*case.arrays))
+
+
+@pytest.mark.parametrize("compute_units", [96, 512, 1024])
+def test_verify_is_the_same_with_the_cuts_of_gpus(queue, monkeypatch, compute_units):
+    gpu = types.SimpleNamespace(is_cpu=False, max_work_group_size=1024, max_compute_units=compute_units)
+    choose = tuning.launch_shape
+    monkeypatch.setattr(tuning, "launch_shape", lambda batch, vocab, device: choose(batch, vocab, gpu))
+    monkeypatch.setattr(plan, "_plans", {})
+    for batch, vocab in ((1, 1), (3, 257), (9, 8193), (1, 32000), (80, 32000), (2, 151936)):
+        case = random_case(batch, batch, 3, vocab)
+        assert_same(run(NUMPY, queue, case.arrays), reference.verify(*case.arrays))
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_launch_shape_is_one_that_the_kernel_can_have(is_cpu):
+    choices = itertools.product((1, 2, 96, 1024), (1, 3, 64, 5000), (1, 31, 257, 32000, 2**20))
+    for compute_units, batch, vocab in choices:
+        device = types.SimpleNamespace(is_cpu=is_cpu, max_work_group_size=512, max_compute_units=compute_units)
+        cut = tuning.launch_shape(batch, vocab, device)
+        assert 1 <= cut.work_group <= 512
+        assert 1 <= cut.tile_steps <= tuning.MAX_TILE_STEPS
+        assert 1 <= cut.slices <= vocab
 
 
 def test_verify_is_the_same_at_every_batch_position(queue):
