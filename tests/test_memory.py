@@ -165,7 +165,7 @@ def test_results_of_two_calls_share_no_memory(kind, queue):
 
 
 def test_inputs_may_be_dropped_while_the_device_works(kind, queue):
-    case = generate.random_case(3, shape=(16, 5, 32000), dtype="float32", token_dtype="int64", with_draft_probs=True)
+    case = generate.random_case(3, shape=(16, 2, 32000), dtype="float32", token_dtype="int64", with_draft_probs=True)
     expected = reference.verify(*case.arrays)
     results = []
     for _ in range(8):

@@ -1128,7 +1128,7 @@ def test_emitted_tokens_of_what_verify_returned():
 # One against the other, and cases whose answer is known beforehand
 
 
-@pytest.mark.parametrize("first_seed", range(0, RANDOM_CASES, CASES_PER_TEST))
+@pytest.mark.parametrize("first_seed", generate.blocks(range(0, RANDOM_CASES, CASES_PER_TEST), 8))
 def test_verify_equals_verify_scalar_on_random_cases(first_seed):
     for case in generate.random_cases(CASES_PER_TEST, first_seed=first_seed):
         # Raised by a caller who set numpy to raise, a flag of this arithmetic would be an error.
@@ -1138,7 +1138,7 @@ def test_verify_equals_verify_scalar_on_random_cases(first_seed):
         assert (accepted.tolist(), next_token.tolist()) == expected, case.id
 
 
-@pytest.mark.parametrize("first_seed", range(0, OPTION_CASES, CASES_PER_TEST))
+@pytest.mark.parametrize("first_seed", generate.blocks(range(0, OPTION_CASES, CASES_PER_TEST), 6))
 def test_verify_equals_verify_scalar_on_option_cases(first_seed):
     for case in generate.option_cases(first_seed, CASES_PER_TEST):
         with np.errstate(all="raise"):
