@@ -136,6 +136,16 @@ class SpecverifyPrepared(Specverify):
         wait(self.inputs.queue)
 
 
+class SpecverifyKernel(SpecverifyPrepared):
+    """The library's kernel alone: the launch of such a call, submitted and awaited as the floor's is."""
+
+    name = "specverify-kernel"
+
+    def run(self):
+        self._result = self._prepared.result
+        self._prepared._launch.submit((), 0).wait()
+
+
 class Floor(Engine):
     """The kernel of floor.py: it reads the rows that verification must read and adds them up in float32."""
 
@@ -515,6 +525,7 @@ ENGINES: dict[str, type[Engine]] = {
     for engine in (
         Specverify,
         SpecverifyPrepared,
+        SpecverifyKernel,
         Floor,
         TorchEager,
         TorchLean,
@@ -527,8 +538,8 @@ ENGINES: dict[str, type[Engine]] = {
         TorchXpuLean,
     )
 }
-LIBRARY = ("specverify", "specverify-prepared")
-"""The engines that are this library."""
+LIBRARY = ("specverify", "specverify-prepared", "specverify-kernel")
+"""The engines that are this library: a plain call, and what is left of it when its parts are left out."""
 
 
 def fastest(

@@ -12,7 +12,7 @@ from report import AXES, AXIS_NAMES, TIMED, Row
 from workloads import Workload
 
 # Okabe and Ito's colours, which colour-blind readers tell apart: one for each library. The route that reads every
-# position is drawn dashed.
+# position is drawn dashed; the kernel alone would hide the lines beside it.
 STYLES: dict[str, dict[str, Any]] = {
     "specverify": {"color": "#0072B2", "linewidth": 2.6, "marker": "o", "zorder": 5},
     "specverify-prepared": {"color": "#56B4E9", "linewidth": 2.6, "marker": "o", "zorder": 4},

@@ -172,11 +172,12 @@ def _floor_requirements(rows: Sequence[Row]) -> Iterator[Requirement]:
         **{base._replace(batch=batch): 1.15 for batch in (64, 256)},
     }
     for workload, limit in limits.items():
-        ratio, prepared = (_value(rows, workload, engine, "ratio_to_floor") for engine in LIBRARY)
+        ratio, *parts = (_value(rows, workload, engine, "ratio_to_floor") for engine in LIBRARY)
+        shown = [f"{name.split('-')[1]} {part:.2f}" for name, part in zip(LIBRARY[1:], parts) if part]
         yield Requirement(
             f"specverify / floor at {workload}",
             f"at most {limit}",
-            (f"{ratio:.2f}" if ratio else "") + (f" (prepared {prepared:.2f})" if prepared else ""),
+            (f"{ratio:.2f}" if ratio else "") + (f" ({', '.join(shown)})" if shown else ""),
             ratio <= limit if ratio else None,
         )
 
