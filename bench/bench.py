@@ -12,10 +12,10 @@ What is timed, on which inputs:
 - Engines (engines.py) run in one process, on arrays that are where the engine wants them before the clock starts; an
   engine with a choice (the floor's work-group size and slices, torch's threads) is timed with each that may be the
   fastest, and the fastest counts.
-- Iteration i of every engine comes before iteration i + 1 of any, so what disturbs the machine disturbs all alike; a
-  slow engine has fewer iterations (each row says how many), spread over the same time. Each timed run follows untimed
-  ones of the same engine: the caches hold its inputs and the threads of the engine before have gone to sleep. `--cold`
-  sweeps the caches in between.
+- The engines take turns, so what disturbs the machine disturbs all alike; a slow engine has fewer iterations (each row
+  says how many), spread over the same time. The timed runs of a turn follow untimed ones of the same engine: the caches
+  hold its inputs and its code, and the threads of the engine before have gone to sleep. `--cold` sweeps the caches
+  before each timed run.
 - Warm-up runs, besides those that checked and chose, are outside, and the garbage collector is off. The time ends when
   both outputs are complete.
 - No engine is timed on a wrong answer: specverify must equal the numpy reference bit for bit on both outputs, the floor
@@ -58,9 +58,12 @@ from engines import ENGINES, LIBRARY, Engine, describe
 from report import FAILED, SKIPPED, TIMED, UNAVAILABLE, Row
 from workloads import Inputs, Workload, full_set, short_set
 
-SETTLE_NS = 2_000_000
-"""How long the untimed runs before a timed one last: other engines' threads spin for up to a millisecond."""
-SLOW_NS = 10 * SETTLE_NS
+SETTLE_NS = 15_000_000
+"""How long the untimed runs at the beginning of a turn last. The threads of the engine before spin for a millisecond or
+two, and then a call of a Python library still takes up to a third longer for another ten."""
+RUNS_A_TURN = 5
+"""Timed runs that follow."""
+SLOW_NS = 20_000_000
 """What an engine that takes this long finds in the caches matters little: it needs only the time to settle."""
 TELLING = 0.01
 """Seconds of a run that tells how long a larger one would take: shorter ones are mostly the cost of a call."""
@@ -246,14 +249,15 @@ def measure(runners: Sequence[Runner], sweep: Callable[[], None] | None = None) 
         engine.use(setting)
         for _ in range(warmup):
             engine.run()
-    rounds = max((runner.iterations for runner in runners), default=0)
+    rounds = -(-max((runner.iterations for runner in runners), default=0) // RUNS_A_TURN)
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for turn in range(rounds):
             for (engine, setting, iterations, _), taken in zip(runners, times):
-                if (turn + 1) * iterations // rounds == turn * iterations // rounds:
+                share = (turn + 1) * iterations // rounds - turn * iterations // rounds
+                if share == 0:
                     continue
                 engine.use(setting)
                 if taken and taken[-1] > SLOW_NS:
@@ -263,11 +267,12 @@ def measure(runners: Sequence[Runner], sweep: Callable[[], None] | None = None) 
                     engine.run()
                     while clock() < settled:
                         engine.run()
-                if sweep is not None:
-                    sweep()
-                start = clock()
-                engine.run()
-                taken.append(clock() - start)
+                for _ in range(share):
+                    if sweep is not None:
+                        sweep()
+                    start = clock()
+                    engine.run()
+                    taken.append(clock() - start)
     finally:
         if collecting:
             gc.enable()

@@ -467,6 +467,7 @@ def test_bench_does_not_time_an_engine_that_is_wrong_with_one_of_its_settings(ru
 
 def test_measure_takes_the_engines_in_turn_and_leaves_warmup_out(monkeypatch):
     monkeypatch.setattr(bench, "SETTLE_NS", 0)
+    monkeypatch.setattr(bench, "RUNS_A_TURN", 2)
     order = []
 
     class Recorder(engines.Engine):
@@ -478,13 +479,14 @@ def test_measure_takes_the_engines_in_turn_and_leaves_warmup_out(monkeypatch):
 
     runners = [bench.Runner(Recorder("a"), None, 4, 1), bench.Runner(Recorder("b"), None, 2, 0)]
     times = bench.measure(runners, lambda: order.append("sweep"))
-    a, b = (["a", "sweep", "a"], ["b", "sweep", "b"])
-    assert order == ["a", *a, *a, *b, *a, *a, *b]
+    a, b = (["a", "sweep", "a", "sweep", "a"], ["b", "sweep", "b"])
+    assert order == ["a", *a, *b, *a, *b]
     assert [len(taken) for taken in times] == [4, 2]
 
 
 def test_measure_only_waits_before_slow_engines(monkeypatch):
     monkeypatch.setattr(bench, "SLOW_NS", 0)
+    monkeypatch.setattr(bench, "RUNS_A_TURN", 1)
     runs = []
     engine = types.SimpleNamespace(run=lambda: runs.append(None), use=lambda setting: None)
     monkeypatch.setattr(bench, "SETTLE_NS", 0)
