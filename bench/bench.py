@@ -65,8 +65,8 @@ RUNS_A_TURN = 5
 """Timed runs that follow."""
 SLOW_NS = 20_000_000
 """What an engine that takes this long finds in the caches matters little: it needs only the time to settle."""
-TELLING = 0.01
-"""Seconds of a run that tells how long a larger one would take: shorter ones are mostly the cost of a call."""
+TELLING_BYTES = 2**20
+"""Inputs of a run that tells how long a larger one would take: with smaller ones it is mostly the cost of calls."""
 SWEPT_BYTES = 2**27
 """What `--cold` copies between runs, several times any cache of a CPU or an integrated GPU."""
 FEWEST_ITERATIONS = 3
@@ -95,10 +95,9 @@ class Rates:
         self._seconds_per_byte: dict[str, float] = {}
 
     def note(self, name: str, workload: Workload, seconds: float) -> None:
-        if seconds < TELLING:
-            return
-        rate = seconds / workload.input_bytes
-        self._seconds_per_byte[name] = min(rate, self._seconds_per_byte.get(name, rate))
+        if workload.input_bytes >= TELLING_BYTES:
+            rate = seconds / workload.input_bytes
+            self._seconds_per_byte[name] = min(rate, self._seconds_per_byte.get(name, rate))
 
     def expected(self, name: str, workload: Workload) -> float:
         """The least seconds of a run by the workloads before; 0 if there are none."""

@@ -270,7 +270,7 @@ def test_bench_does_not_try_what_took_too_long_at_a_smaller_workload(run, monkey
     fake(monkeypatch, run=lambda self: runs.append(self) or engines.Specverify.run(self))
     monkeypatch.setattr(bench, "_seconds", lambda engine: engine.run() or 0.3)
     arguments = ["--engine", "fake", "--longest-run", "0.5", *SHORT]
-    _, rows, _ = run("--workload", "b1-k1-v50", "b2-k1-v50", *arguments)
+    _, rows, _ = run("--workload", "b1-k1-v100000", "b2-k1-v100000", *arguments)
     assert [row["status"] for row in rows] == ["timed", "skipped"]
     assert rows[1]["reason"] == "one run would take about 0.6 s, and --longest-run allows 0.5"
     assert len(set(runs)) == 1
@@ -286,7 +286,7 @@ def test_memory_of_the_largest_workload_fits_for_the_library_and_what_copies_lit
 
 def test_bench_tells_nothing_of_larger_workloads_from_the_cost_of_a_call(run, monkeypatch):
     fake(monkeypatch, run=engines.Specverify.run)
-    monkeypatch.setattr(bench, "_seconds", lambda engine: engine.run() or 0.001)
+    monkeypatch.setattr(bench, "_seconds", lambda engine: engine.run() or 0.03)
     _, rows, _ = run("--workload", "b1-k1-v2", "b8-k5-v2000", "--engine", "fake", "--longest-run", "0.5", *SHORT)
     assert [row["status"] for row in rows] == ["timed", "timed"]
 
