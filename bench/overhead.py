@@ -248,9 +248,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"| {name} | {make} |" + " |" * (len(columns) - 1))
             continue
         # Before and after, as some machines change their speed from one minute to the next.
-        before = units(queue, options.repeats)
+        limited = name in LIMITS
+        before = units(queue, options.repeats) if limited else {}
         row = rows[name] = measure(make, queue, options.repeats, clock)
-        if name in LIMITS:
+        if limited:
             limit, unit = LIMITS[name]
             after = units(queue, options.repeats)
             slower = statistics.mean(taken.get(unit, UNITS[unit]) for taken in (before, after)) / UNITS[unit]

@@ -151,7 +151,7 @@ class Kind:
 
     def wrap(self, memory: Any, first: int, shape: tuple[int, ...], dtype: str, queue: dpctl.SyclQueue) -> Any:
         """An array of this kind over results that begin `first` elements into `memory`; `dtype` as in a View."""
-        return UsmArray._over(memory, first * int(dtype[1:]), shape, dtype, queue)
+        return UsmArray._over(memory, first, shape, dtype, queue)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -127,16 +127,14 @@ class UsmArray:
         return result
 
     @classmethod
-    def _over(
-        cls, memory: Any, byte_offset: int, shape: tuple[int, ...], typestr: str, queue: dpctl.SyclQueue
-    ) -> UsmArray:
-        """An array over part of `memory` that is known to hold it: `__init__` without its checks."""
+    def _over(cls, memory: Any, first: int, shape: tuple[int, ...], typestr: str, queue: dpctl.SyclQueue) -> UsmArray:
+        """An array that begins `first` elements into `memory`, which is known to hold it: `__init__` without checks."""
         array = cls.__new__(cls)
         array.memory = memory
         array.shape = shape
         array.sycl_queue = queue
         array._typestr = typestr
-        array._byte_offset = byte_offset
+        array._byte_offset = first * int(typestr[1:])
         array._device = array._exporter = None
         return array
 
@@ -281,7 +279,7 @@ def result_on_host(memory: Any, first: int, shape: tuple[int, ...], dtype: str, 
 
     if 0 in shape:
         return numpy.empty(shape, dtype)
-    part = as_usm_memory(UsmArray._over(memory, first * int(dtype[1:]), shape, dtype, queue))
+    part = as_usm_memory(UsmArray._over(memory, first, shape, dtype, queue))
     return part.copy_to_host().view(dtype).reshape(shape)
 
 
